@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import os
-from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import ValidationError
 
@@ -19,18 +20,12 @@ from .registry import PROVIDERS, ProviderEntry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from typing import Unpack
 
     from ..sandbox.interpreter import Interpreter
     from ..sandbox.queries.events import OnEvent, RlmEvent
     from ..sandbox.queries.recursion import Queries
     from ..sandbox.sandbox_api import Sandbox
-    from .container.settings import ContainerFields
-    from .daytona.settings import DaytonaFields
-    from .language_model.model_access import NamedModels
     from .language_model.settings import LanguageModelSettings
-    from .local.settings import LocalFields
-    from .modal.settings import ModalFields
     from .provider import SandboxProvider
 
 DEFAULT_BLOCK_NAME = "default"  # The saved block to use if the settings and the environment lack credentials.
@@ -122,25 +117,22 @@ class ProviderSandboxes:
             access = await open_model_access(self._language_model, **self._limits)
             await access.check_first_call(is_recursive=self.is_recursive)
             self._model_access = access
-        if not provider.has_credentials() and _has_prefect_server():
-            try:
-                saved: Any = await self.entry.load_block().aload(DEFAULT_BLOCK_NAME)
-            except ValueError:
-                pass  # The block does not exist. The provider's own error says what is missing.
-            else:
-                names = self.entry.load_provider().model_fields  # without the block's `credentials`
-                fields = {name: saved.get_account_setting(name) for name in names}
-                configured = _configure_provider(self.entry, {**fields, **self._fields})
-                provider = self._provider = configured.with_files_of(provider)
-                provider.check_mounts()
+        if not provider.has_credentials() and (saved := await self._load_default_block()) is not None:
+            names = self.entry.load_provider().model_fields  # without the block's `credentials`
+            fields = {name: saved.get_account_setting(name) for name in names}
+            configured = _configure_provider(self.entry, {**fields, **self._fields})
+            provider = self._provider = configured.with_files_of(provider)
+            provider.check_mounts()
         return await provider.open(provider.labels(""))
 
+    async def _load_default_block(self) -> Any:
+        """Return the saved block, or None: then the provider's own error says what is missing."""
+        from prefect.settings import PREFECT_API_URL
 
-def _has_prefect_server() -> bool:
-    """Return whether the environment or a profile names a Prefect server. Loading a block would start one otherwise."""
-    from prefect.settings import PREFECT_API_URL
-
-    return bool(PREFECT_API_URL.value())
+        if PREFECT_API_URL.value():  # Otherwise loading a block would start a server.
+            with suppress(ValueError):
+                return await self.entry.load_block().aload(DEFAULT_BLOCK_NAME)
+        return None
 
 
 def _configure_provider(entry: ProviderEntry, fields: dict[str, Any]) -> SandboxProvider:
@@ -155,54 +147,7 @@ def _configure_provider(entry: ProviderEntry, fields: dict[str, Any]) -> Sandbox
         raise ConfigurationError(f"{entry.block_name}: {wrong}") from None
 
 
-class SandboxKeywords(TypedDict, total=False):
-    """The keywords of `ProviderSandboxes` that sessions have too, for type checkers."""
-
-    tools: dict[str, Callable[..., Any]] | None
-    models: NamedModels | None
-    batch_concurrency: int
-    max_depth: int
-    max_llm_calls: int | None
-    max_llm_tokens: int | None
-    max_total_llm_calls: int | None
-    max_total_llm_tokens: int | None
-    max_cost: float | None
-    cache_queries: bool
-    prepare: str | None
-    prepare_timeout: float | None
-    prepare_seed: int | None
-    python_path: Sequence[str] | None
-    mounts: Mapping[str, str | os.PathLike[str]] | None
-    on_turn: OnEvent | None
-
-
-class InterpreterKeywords(SandboxKeywords, total=False):
-    """The keywords of `ProviderSandboxes` without the block's fields, for type checkers."""
-
-    timeout: float | None
-    language_model: LanguageModelSettings | str | None
-
-
-if TYPE_CHECKING:  # At run time no interpreter imports the settings of other providers.
-
-    class LocalKeywords(InterpreterKeywords, LocalFields, total=False): ...
-
-    class ContainerKeywords(InterpreterKeywords, ContainerFields, total=False): ...
-
-    class ModalKeywords(InterpreterKeywords, ModalFields, total=False): ...
-
-    class DaytonaKeywords(InterpreterKeywords, DaytonaFields, total=False): ...
-
-
-class _LocalSandboxes(ProviderSandboxes):
-    entry = PROVIDERS["local"]
-
-    if TYPE_CHECKING:
-
-        def __init__(self, **keywords: Unpack[LocalKeywords]) -> None: ...
-
-
-class LocalInterpreter(_LocalSandboxes, SyncInterpreter):
+class LocalInterpreter(ProviderSandboxes, SyncInterpreter):
     """An interpreter that runs code step by step in a sandbox on this machine.
 
     Its keywords include the fields of `LocalSandbox`, such as `isolation="landlock"` and `memory_mib=1024`.
@@ -213,8 +158,10 @@ class LocalInterpreter(_LocalSandboxes, SyncInterpreter):
         499500
     """
 
+    entry = PROVIDERS["local"]
 
-class AsyncLocalInterpreter(_LocalSandboxes, AsyncInterpreter):
+
+class AsyncLocalInterpreter(ProviderSandboxes, AsyncInterpreter):
     """The async form of `LocalInterpreter`, with the same methods and keywords, for one event loop.
 
     Example:
@@ -223,54 +170,40 @@ class AsyncLocalInterpreter(_LocalSandboxes, AsyncInterpreter):
         499500
     """
 
-
-class _ContainerSandboxes(ProviderSandboxes):
-    entry = PROVIDERS["container"]
-
-    if TYPE_CHECKING:
-
-        def __init__(self, **keywords: Unpack[ContainerKeywords]) -> None: ...
+    entry = PROVIDERS["local"]
 
 
-class ContainerInterpreter(_ContainerSandboxes, SyncInterpreter):
+class ContainerInterpreter(ProviderSandboxes, SyncInterpreter):
     """An interpreter that runs code step by step in a Docker or Podman container on this machine.
 
     Its keywords include the fields of `ContainerSandbox`, such as `image="docker.io/library/python:3.13-slim"`.
     """
 
+    entry = PROVIDERS["container"]
 
-class AsyncContainerInterpreter(_ContainerSandboxes, AsyncInterpreter):
+
+class AsyncContainerInterpreter(ProviderSandboxes, AsyncInterpreter):
     """The async form of `ContainerInterpreter`, with the same methods and keywords, for one event loop."""
 
-
-class _ModalSandboxes(ProviderSandboxes):
-    entry = PROVIDERS["modal"]
-
-    if TYPE_CHECKING:
-
-        def __init__(self, **keywords: Unpack[ModalKeywords]) -> None: ...
+    entry = PROVIDERS["container"]
 
 
-class ModalInterpreter(_ModalSandboxes, SyncInterpreter):
+class ModalInterpreter(ProviderSandboxes, SyncInterpreter):
     """An interpreter that runs code step by step in a Modal sandbox.
 
     Its keywords include the fields of `ModalSandbox`, such as `volume_name="results"` and `gpu="T4"`.
     """
 
+    entry = PROVIDERS["modal"]
 
-class AsyncModalInterpreter(_ModalSandboxes, AsyncInterpreter):
+
+class AsyncModalInterpreter(ProviderSandboxes, AsyncInterpreter):
     """The async form of `ModalInterpreter`, with the same methods and keywords, for one event loop."""
 
-
-class _DaytonaSandboxes(ProviderSandboxes):
-    entry = PROVIDERS["daytona"]
-
-    if TYPE_CHECKING:
-
-        def __init__(self, **keywords: Unpack[DaytonaKeywords]) -> None: ...
+    entry = PROVIDERS["modal"]
 
 
-class DaytonaInterpreter(_DaytonaSandboxes, SyncInterpreter):
+class DaytonaInterpreter(ProviderSandboxes, SyncInterpreter):
     """An interpreter that runs code step by step in a Daytona sandbox.
 
     Its keywords include the fields of `DaytonaSandbox`, such as `repo_url`, `volume_name` and `snapshot`. The API key
@@ -283,6 +216,10 @@ class DaytonaInterpreter(_DaytonaSandboxes, SyncInterpreter):
         499500
     """
 
+    entry = PROVIDERS["daytona"]
 
-class AsyncDaytonaInterpreter(_DaytonaSandboxes, AsyncInterpreter):
+
+class AsyncDaytonaInterpreter(ProviderSandboxes, AsyncInterpreter):
     """The async form of `DaytonaInterpreter`, with the same methods and keywords, for one event loop."""
+
+    entry = PROVIDERS["daytona"]

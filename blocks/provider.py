@@ -41,7 +41,7 @@ class SandboxInfo:
 
     @property
     def expires(self) -> float:
-        """Return when the sandbox's lifetime ends, in epoch seconds, or 0 if the label is missing or damaged."""
+        """Return when the sandbox's lifetime ends, in epoch seconds, or 0 if unknown."""
         return self._read_epoch_seconds("expires")
 
     @property
@@ -358,8 +358,7 @@ class SandboxProvider(SandboxSettings, ABC):
     ) -> Result:
         """Run one piece of code in a new sandbox, delete the sandbox, and return what the code submitted.
 
-        This call blocks. In async code use `async with block.interpreter()`. It raises what `open` and
-        `Interpreter.run` raise.
+        This call blocks. In async code use `async with block.interpreter()`.
 
         Args:
             code: The code, or a function.

@@ -20,11 +20,8 @@ from .interpreters import ProviderSandboxes
 from .registry import PROVIDERS, make_unsaved_provider, resolve_provider
 
 if TYPE_CHECKING:
-    from typing import Unpack
-
     from ..sandbox.interpreter import Interpreter
     from ..sandbox.queries.recursion import Queries
-    from .interpreters import SandboxKeywords
     from .language_model.settings import LanguageModelSettings
     from .provider import SandboxProvider
 
@@ -286,7 +283,7 @@ def open_rlm(
     on_depth: Literal["error", "plain"] = "error",
     compact_tokens: int | None = None,
     timeout: float | None = 600.0,
-    **keywords: Unpack[SandboxKeywords],
+    **keywords: Any,
 ) -> RlmSession:
     """Return a conversation with a recursive language model, as an async context manager.
 

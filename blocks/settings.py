@@ -1,8 +1,7 @@
 """The settings that all sandbox providers share. They need only pydantic, so scripts can use them without Prefect."""
 
 import re
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, TypedDict
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 from pydantic.fields import FieldInfo
@@ -202,26 +201,3 @@ class SnapshotSettings(SetupSettings):
         description="Whether the provider keeps a sandbox's set-up (`setup`, packages and repository), so that later "
         "sandboxes start from it: always, never, or auto for runs of more than 3 sandboxes.",
     )
-
-
-class SandboxFields(TypedDict, total=False):
-    """The common settings as keywords, for type checkers. A secret may be a `str`."""
-
-    volume_name: str | None
-    volume_mount_path: str
-    repo_url: str | None
-    repo_ref: str | None
-    repo_token: SecretStr | str | None
-    environment: Mapping[str, SecretStr | str]
-    max_sandboxes: int | None
-    creations_per_second: float | None
-    limit_name: str | None
-    lifetime: int
-    start_timeout: int
-
-
-class SnapshotFields(SandboxFields, total=False):
-    """The settings of `SnapshotSettings` as keywords, for type checkers."""
-
-    setup: str | None
-    setup_snapshot: Literal["auto", "always", "never"]

@@ -22,6 +22,7 @@ from typing import Any, TypedDict
 import numpy as np
 import polars as pl
 from prefect import flow
+from pydantic import SecretStr
 
 from rlm_batch import (
     AsyncDaytonaInterpreter,
@@ -171,8 +172,8 @@ daytona = DaytonaInterpreter(api_key="key", packages=["numpy"], tools={"double":
 modal = ModalInterpreter(gpu="T4", token_id="id", token_secret="secret", prepare="import math")
 factories = InterpreterFactory(LocalInterpreter), InterpreterFactory(lambda: LocalInterpreter(timeout=60))
 content: bytes = Volume("results").get("notes.txt")
-LocalSandbox(memory_mib=512, environment={"A": "b"}).save("narrow", overwrite=True)
-LanguageModel(model="openai/gpt-4o-mini", api_key="key").save("small")
+LocalSandbox(memory_mib=512, environment={"A": SecretStr("b")}).save("narrow", overwrite=True)
+LanguageModel(model="openai/gpt-4o-mini", api_key=SecretStr("key")).save("small")
 
 five: Result = LocalSandbox().run("SUBMIT(x=factor)", {"factor": 5})
 
@@ -196,7 +197,7 @@ batch.serve("nightly", cron="0 3 * * *", parameters={"code": "SUBMIT(x=1)"})
 WRONG = """
 import asyncio
 
-from rlm_batch import AsyncLocalInterpreter, DaytonaInterpreter, LocalInterpreter, LocalSandbox, ModalInterpreter
+from rlm_batch import LocalInterpreter, LocalSandbox
 from rlm_batch import ExecutionsFailed
 from rlm_batch import RlmAnswer, batch, chunks, reap, rlm, run_code, sequence, sweep
 from rlm_batch import no_such_name  # wrong: no_such_name
@@ -245,13 +246,9 @@ except ExecutionsFailed as failed:
 sweep.sync("SUBMIT(x=1)", direction="minimise")  # wrong: direction
 sync_texts: list[str] = batch.sync(["SUBMIT(x=1)"])  # wrong: list[str]
 print(sync_texts)
-LocalInterpreter(isolation="landlok")  # wrong: isolation
-LocalInterpreter(memory_mib="much")  # wrong: memory_mib
-LocalInterpreter(memory_mb=512)  # wrong: memory_mb
-AsyncLocalInterpreter(memory_mb=512)  # wrong: memory_mb
-DaytonaInterpreter(gpu="T4")  # wrong: gpu
+LocalInterpreter(timeout="long")  # wrong: timeout
 LocalSandbox(memory_mib="much")  # wrong: memory_mib
-ModalInterpreter(packages="numpy")  # wrong: packages
+LocalSandbox(memory_mb=512)  # wrong: memory_mb
 with LocalInterpreter() as interpreter:
     text: str = interpreter.execute("SUBMIT(x=1)")  # wrong: Result
     print(text, interpreter.execute(1))  # wrong: execute

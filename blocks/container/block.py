@@ -1,12 +1,11 @@
 """The Prefect block for sandboxes in containers."""
 
-from typing import TYPE_CHECKING, ClassVar, Unpack
+from typing import ClassVar
 
 from pydantic import HttpUrl
 
 from ..sandbox_block import SandboxBlock
 from .provider import ContainerProvider
-from .settings import ContainerFields
 
 
 class ContainerSandbox(ContainerProvider, SandboxBlock):
@@ -33,7 +32,3 @@ class ContainerSandbox(ContainerProvider, SandboxBlock):
         "Runs code in containers of Docker or Podman, one of which has to be installed on the worker's machine."
     )
     _documentation_url: ClassVar[HttpUrl] = HttpUrl("https://docs.podman.io/")  # type: ignore[misc]
-
-    if TYPE_CHECKING:  # Pydantic's own signature would reject secrets given as text.
-
-        def __init__(self, **fields: Unpack[ContainerFields]) -> None: ...

@@ -5,7 +5,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from ..settings import SandboxFields, SandboxSettings, SetupSettings, check_wheel_requirements
+from ..settings import SandboxSettings, SetupSettings, check_wheel_requirements
 
 DEFAULT_IMAGE = "docker.io/library/python:3.12-slim"
 MAX_MIB = 1 << 40  # The kernel stores a limit as a signed 64-bit number of bytes.
@@ -111,19 +111,3 @@ class ContainerSettings(SetupSettings):
     def disk_limit_mib(self) -> int:
         """Return the MiB that all files of a sandbox may take together."""
         return self.memory_mib // 2 if self.disk_mib is None else self.disk_mib
-
-
-class ContainerFields(SandboxFields, total=False):
-    """The keywords of `ContainerSandbox` and `ContainerInterpreter`, for type checkers."""
-
-    packages: list[str] | tuple[str, ...]
-    engine: Literal["auto", "podman", "docker"]
-    image: str
-    runtime: str | None
-    memory_mib: int
-    processes: int
-    cpus: float | None
-    disk_mib: int | None
-    network: bool
-    setup: str | None
-    volume_root: str | None

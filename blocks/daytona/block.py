@@ -1,13 +1,13 @@
 """The Prefect blocks for Daytona: an account, and sandboxes."""
 
-from typing import TYPE_CHECKING, Any, ClassVar, Unpack
+from typing import Any, ClassVar
 
 from prefect.blocks.abstract import CredentialsBlock
 from pydantic import Field, HttpUrl
 
 from ..sandbox_block import SandboxBlock
 from .provider import DaytonaProvider
-from .settings import DaytonaAccountFields, DaytonaAccountSettings, DaytonaFields
+from .settings import DaytonaAccountSettings
 
 
 class DaytonaCredentials(DaytonaAccountSettings, CredentialsBlock):
@@ -32,10 +32,6 @@ class DaytonaCredentials(DaytonaAccountSettings, CredentialsBlock):
     )
     _documentation_url: ClassVar[HttpUrl] = HttpUrl("https://www.daytona.io/docs/en/api-keys/")  # type: ignore[misc]
 
-    if TYPE_CHECKING:  # Pydantic's own signature would reject secrets given as text.
-
-        def __init__(self, **fields: Unpack[DaytonaAccountFields]) -> None: ...
-
     def get_client(self) -> Any:  # type: ignore[reportIncompatibleMethodOverride]
         """Return a client of Daytona's SDK.
 
@@ -49,12 +45,6 @@ class DaytonaCredentials(DaytonaAccountSettings, CredentialsBlock):
 
         key = None if self.api_key is None else self.api_key.get_secret_value()
         return daytona.AsyncDaytona(daytona.DaytonaConfig(api_key=key, api_url=self.api_url, target=self.target))
-
-
-class DaytonaSandboxFields(DaytonaFields, total=False):
-    """The keywords of `DaytonaSandbox`, for type checkers."""
-
-    credentials: DaytonaCredentials | None
 
 
 class DaytonaSandbox(DaytonaProvider, SandboxBlock):
@@ -88,7 +78,3 @@ class DaytonaSandbox(DaytonaProvider, SandboxBlock):
         title="Credentials",
         description="Account of the sandboxes. The fields of this block that are set have precedence.",
     )
-
-    if TYPE_CHECKING:  # Pydantic's own signature would reject secrets given as text.
-
-        def __init__(self, **fields: Unpack[DaytonaSandboxFields]) -> None: ...

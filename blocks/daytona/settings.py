@@ -1,10 +1,10 @@
 """The settings of Daytona sandboxes."""
 
-from typing import ClassVar, Self, TypedDict
+from typing import ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
-from ..settings import MountPath, SandboxSettings, SnapshotFields, SnapshotSettings
+from ..settings import MountPath, SandboxSettings, SnapshotSettings
 
 
 class DaytonaAccountSettings(BaseModel):
@@ -86,26 +86,3 @@ class DaytonaSettings(DaytonaAccountSettings, SnapshotSettings):
                 "cpu, memory and disk need an image: leave them out, or set image, because a snapshot has its own"
             )
         return self
-
-
-class DaytonaAccountFields(TypedDict, total=False):
-    """The keywords of `DaytonaCredentials`, for type checkers."""
-
-    api_key: SecretStr | str | None
-    api_url: str | None
-    target: str | None
-
-
-class DaytonaFields(DaytonaAccountFields, SnapshotFields, total=False):
-    """The keywords of `DaytonaSandbox` and `DaytonaInterpreter`, for type checkers."""
-
-    packages: list[str] | tuple[str, ...]
-    snapshot: str | None
-    image: str | None
-    cpu: int | None
-    memory: int | None
-    disk: int | None
-    network_block_all: bool
-    network_allow_list: str | None
-    domain_allow_list: str | None
-    snapshot_ttl: int

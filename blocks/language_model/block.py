@@ -1,11 +1,11 @@
 """The language model as a Prefect block."""
 
-from typing import TYPE_CHECKING, ClassVar, Unpack
+from typing import ClassVar
 
 from prefect.blocks.core import Block
 from pydantic import HttpUrl
 
-from .settings import LanguageModelFields, LanguageModelSettings
+from .settings import LanguageModelSettings
 
 
 class LanguageModel(LanguageModelSettings, Block):
@@ -27,7 +27,3 @@ class LanguageModel(LanguageModelSettings, Block):
     # The description is part of the schema. Saved blocks refer to the schema by its checksum, which a new text changes.
     _description: ClassVar[str] = "Answers the queries of sandboxed code, through LiteLLM."  # type: ignore[misc]
     _documentation_url: ClassVar[HttpUrl] = HttpUrl("https://docs.litellm.ai/docs/providers")  # type: ignore[misc]
-
-    if TYPE_CHECKING:  # A signature that type checkers derive from pydantic's fields refuses a secret as `str`.
-
-        def __init__(self, **fields: Unpack[LanguageModelFields]) -> None: ...

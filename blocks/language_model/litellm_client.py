@@ -55,7 +55,6 @@ KEY_VARIABLES = {
     "groq": ("GROQ_API_KEY",),
     "openrouter": ("OPENROUTER_API_KEY", "OR_API_KEY"),
 }
-ADDRESS_VARIABLES = ("{}_API_BASE", "{}_BASE_URL")
 INSTALL_HINT = "queries need LiteLLM and DSPy, which are not installed: pip install 'rlm-batch[rlm]'"
 
 
@@ -106,37 +105,31 @@ class LiteLLMModel:
     _litellm: Any = field(default=None, init=False)
 
     async def check(self) -> None:
-        """Raise ConfigurationError if LiteLLM does not know the model's provider, or a key is missing.
-
-        This call sends no request to the model.
-        """
-        self._litellm = self._litellm or await _import_litellm()
-        provider = self._find_provider()
+        """Raise ConfigurationError if LiteLLM does not know the model's provider, or a key is missing. Send nothing."""
+        litellm = self._litellm = self._litellm or await _import_litellm()
+        provider = self._name_provider()
+        if provider not in litellm.provider_list:  # LiteLLM's own function signs in to some providers.
+            try:
+                provider = litellm.get_llm_provider(model=self.name, api_base=self.api_base)[1]
+            except Exception:  # noqa: BLE001 - LiteLLM raises the same errors as for requests
+                raise ConfigurationError(
+                    f"{self.name!r} is no known model: name one as in openai/gpt-4o-mini"
+                ) from None
         names = KEY_VARIABLES.get(provider, ())
-        given = (self.api_key, self.api_base, self._litellm.api_key, getattr(self._litellm, f"{provider}_key", None))
-        addresses = [pattern.format(provider.upper()) for pattern in ADDRESS_VARIABLES]
-        if any(given) or self._litellm.secret_manager_client is not None:
-            return
-        if names and not any(os.environ.get(name) for name in (*names, *addresses)):
+        found = (self.api_key, self.api_base, litellm.api_key, getattr(litellm, f"{provider}_key", None))
+        found += tuple(map(os.environ.get, (*names, *_list_address_variables(provider))))
+        if names and not any(found):
             raise ConfigurationError(
                 f"the model {self.name} needs a key: set {names[0]}, or save a LanguageModel block with "
                 "an api_key and pass language-model/NAME"
             )
 
-    def _find_provider(self) -> str:
-        """Return LiteLLM's name for the model's provider. Raises ConfigurationError if LiteLLM knows none."""
-        named = str(self.sampling.get("custom_llm_provider") or self.name.partition("/")[0])
-        if named in self._litellm.provider_list:  # LiteLLM's own function signs in to some providers.
-            return named
-        try:
-            return self._litellm.get_llm_provider(model=self.name, api_base=self.api_base)[1]
-        except Exception:  # noqa: BLE001 - LiteLLM raises the same errors as for requests
-            raise ConfigurationError(f"{self.name!r} is no known model: name one as in openai/gpt-4o-mini") from None
+    def _name_provider(self) -> str:
+        return str(self.sampling.get("custom_llm_provider") or self.name.partition("/")[0])
 
     def fingerprint(self) -> dict[str, Any]:
         """Return what an answer depends on; see `Model.fingerprint`. The address may come from the environment."""
-        provider = str(self.sampling.get("custom_llm_provider") or self.name.partition("/")[0]).upper()
-        addresses = [os.environ.get(pattern.format(provider)) for pattern in ADDRESS_VARIABLES]
+        addresses = map(os.environ.get, _list_address_variables(self._name_provider()))
         address = self.api_base or next(filter(None, addresses), None)
         return {"model": self.name, "api_base": address, "sampling": self.sampling}
 
@@ -146,6 +139,7 @@ class LiteLLMModel:
         messages, arguments = self._build_request(messages, options)
         tries = 0
         mask = CredentialMask(api_key=self.api_key, api_base=self.api_base, options=self.sampling)
+        connection: Any = {"api_key": self.api_key, "api_base": self.api_base, "timeout": self.timeout}
         is_direct = can_send_directly(litellm, self.name, self._listed(), arguments)
 
         async def request() -> Any:
@@ -156,27 +150,10 @@ class LiteLLMModel:
             try:
                 async with whole:
                     if is_direct:
-                        return await send(
-                            litellm,
-                            self.name,
-                            messages,
-                            api_key=self.api_key,
-                            api_base=self.api_base,
-                            timeout=self.timeout,
-                            arguments=arguments,
-                            mask=mask,
-                        )
-                    return await litellm.acompletion(
-                        model=self.name,
-                        messages=messages,
-                        api_key=self.api_key,
-                        api_base=self.api_base,
-                        timeout=self.timeout,
-                        num_retries=0,  # LiteLLM's own retries would hide their cost.
-                        max_retries=0,
-                        logger_fn=mask.add_call,
-                        **arguments,
-                    )
+                        return await send(litellm, self.name, messages, arguments=arguments, mask=mask, **connection)
+                    # LiteLLM's own retries would hide their cost.
+                    options = {"num_retries": 0, "max_retries": 0, "logger_fn": mask.add_call, **arguments}
+                    return await litellm.acompletion(model=self.name, messages=messages, **connection, **options)
             except Exception:
                 if whole.expired():
                     raise TimeoutError(f"its answer was not complete after {self.timeout:g} s") from None
@@ -185,10 +162,15 @@ class LiteLLMModel:
         begun_at = time.monotonic()
 
         def choose_delay(error: Exception, attempt: int) -> float | None:
+            import openai  # LiteLLM's errors are subclasses of those of OpenAI's client.
+
             delay = _get_delay(error, attempt)
-            if self.retries and self._is_rate_limited(error):
+            # A spent quota is a 429 too, and waiting does not help.
+            if self.retries and isinstance(error, openai.RateLimitError) and "insufficient_quota" not in str(error):
                 return delay if time.monotonic() + delay < begun_at + RATE_LIMIT_SECONDS else None
-            return delay if attempt < self.retries and self._is_passing(error) else None
+            of_server = (openai.InternalServerError, litellm.ServiceUnavailableError, litellm.BadGatewayError)
+            is_passing = isinstance(error, (*of_server, openai.APIConnectionError, TimeoutError))
+            return delay if attempt < self.retries and is_passing else None
 
         try:
             response = await call_with_retries(request, choose_delay)
@@ -219,19 +201,6 @@ class LiteLLMModel:
             arguments["response_format"] = {"type": "json_schema", "json_schema": described}
         return messages, arguments
 
-    def _is_rate_limited(self, error: Exception) -> bool:
-        """Return whether the server asks for fewer requests. A spent quota is a 429 too, and waiting does not help."""
-        import openai
-
-        return isinstance(error, openai.RateLimitError) and "insufficient_quota" not in str(error)
-
-    def _is_passing(self, error: Exception) -> bool:
-        """Return whether a retry may help. LiteLLM's errors are subclasses of those of OpenAI's client."""
-        import openai
-
-        of_server = (openai.InternalServerError, self._litellm.ServiceUnavailableError, self._litellm.BadGatewayError)
-        return isinstance(error, (*of_server, openai.APIConnectionError, TimeoutError))
-
     def _read(self, response: Any, messages: list[Message], mask: CredentialMask) -> Answer:
         choice = response.choices[0] if response.choices else None
         message = getattr(choice, "message", None)
@@ -241,9 +210,13 @@ class LiteLLMModel:
         mapped = getattr(choice, "finish_reason", "")
         # LiteLLM maps words that it does not know to "stop".
         reason = mask.hide_sent(str(_get_details(choice).get("native_finish_reason", mapped)))
+        # Thoughts that the server sent apart from the text; OpenRouter and vLLM use the second name.
+        thoughts = getattr(message, "reasoning_content", None) or getattr(message, "reasoning", None) or ""
+        thoughts = mask.hide_sent(str(thoughts).encode("utf-8", "replace").decode("utf-8"))
+        tokens = getattr(getattr(choice, "logprobs", None), "content", None)
+        logprobs = None if tokens is None else [token.model_dump() for token in tokens]
         # Code must not see secrets of this process.
-        thoughts = mask.hide_sent(_read_thoughts(message))
-        answer = Answer(mask.hide_sent(text), usage, _read_logprobs(choice), reason, thoughts)
+        answer = Answer(mask.hide_sent(text), usage, logprobs, reason, thoughts)
         problem, remedy = INCOMPLETE.get(mapped) or INCOMPLETE.get(reason.lower(), ("", ""))
         if not text.strip():
             problem = "answered without a text"
@@ -284,18 +257,15 @@ class LiteLLMModel:
         messages, arguments = self._build_request(messages, options)
         limits = [arguments[name] for name in TOKEN_LIMITS if arguments.get(name)]
         answer = min(limits) if limits else self._listed().get("max_output_tokens")
-        if price is None:
-            raise ConfigurationError(
-                f"the price of the model {self.name} is unknown, so {name_parameter('max_cost')} cannot "
-                f"limit it: leave {name_parameter('max_cost')} out, or set input_cost_per_token and "
-                "output_cost_per_token in its LanguageModel block"
-            )
         if answer is None and not is_priced:
             answer = 0  # The answers of an unlisted model count when they arrive.
-        if answer is None:
+        if price is None or answer is None:
+            unknown, fields = ("longest answer", "max_tokens")
+            if price is None:
+                unknown, fields = ("price", "input_cost_per_token and output_cost_per_token")
             raise ConfigurationError(
-                f"the longest answer of the model {self.name} is unknown, so {name_parameter('max_cost')} "
-                "cannot limit it: set max_tokens in its LanguageModel block"
+                f"the {unknown} of the model {self.name} is unknown, so {name_parameter('max_cost')} cannot limit it: "
+                f"leave {name_parameter('max_cost')} out, or set {fields} in its LanguageModel block"
             )
         image_tokens = next((count for part, count in IMAGE_TOKENS_OF.items() if part in self.name), IMAGE_TOKENS)
         prompt = len(json.dumps(arguments["response_format"])) if "response_format" in arguments else 0
@@ -330,6 +300,10 @@ class LiteLLMModel:
         return entry if entry.get("litellm_provider") == provider else {}
 
 
+def _list_address_variables(provider: str) -> tuple[str, ...]:
+    return f"{provider.upper()}_API_BASE", f"{provider.upper()}_BASE_URL"
+
+
 def _is_strict(schema: Any) -> bool:
     """Return whether OpenAI's strict mode takes the schema: its objects are closed and have no optional fields."""
     try:
@@ -349,19 +323,6 @@ def _is_strict(schema: Any) -> bool:
 def _get_details(part: Any) -> dict[str, Any]:
     """Return the server's own fields of a choice or of a message, as LiteLLM keeps them."""
     return getattr(part, "provider_specific_fields", None) or {}
-
-
-def _read_logprobs(choice: Any) -> list[dict[str, Any]] | None:
-    """Return the log probabilities of an answer's tokens, or None if the server sent none."""
-    tokens = getattr(getattr(choice, "logprobs", None), "content", None)
-    return None if tokens is None else [token.model_dump() for token in tokens]
-
-
-def _read_thoughts(message: Any) -> str:
-    """Return the thoughts that the server sent apart from the text, or ""."""
-    names = ("reasoning_content", "reasoning")  # the latter in OpenRouter and vLLM
-    thoughts = next(filter(None, (getattr(message, name, None) for name in names)), "")
-    return str(thoughts).encode("utf-8", "replace").decode("utf-8")
 
 
 def _describe(error: Exception, mask: CredentialMask) -> str:

@@ -1,6 +1,6 @@
 """An execution's access to a language model, with the limits on its queries."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -23,7 +23,6 @@ from ...sandbox.queries.session import (
     run_untracked,
 )
 from ...sandbox.queries.transcript import Transcript
-from .litellm_client import LiteLLMModel
 from .settings import LanguageModelSettings
 
 NamedModels = Mapping[str, LanguageModelSettings | str] | Sequence[str]
@@ -45,44 +44,22 @@ _models: dict[str, LanguageModelSettings] = {}  # unsaved models of this process
 
 @dataclass(kw_only=True)
 class ModelAccess:
-    """A model, and the limits on the queries of each top-level execution.
-
-    Args:
-        model: The model's settings.
-        sub_model: The model for flat queries; None for that of `model`.
-        models: Blocks whose models code may choose in a query, by name.
-        batch_concurrency: Requests at the same time. 4 suits a server that only one person uses.
-        max_depth: Depth of recursive queries. 2 allows a recursive model to ask another one.
-        max_llm_calls: Calls of the model, including its turns in recursive queries; None for no limit.
-        max_llm_tokens: Tokens of all calls together; None for no limit.
-        spent: The budget of all executions together.
-        track: Runs and records each query.
-        wrap_model: Wraps the models before they are asked.
-        cache: Answers to earlier questions. A cached question is not asked again.
-        recursion: Limits and instructions of recursive models.
-
-    Raises:
-        ConfigurationError: A limit is negative, or `batch_concurrency` is below 1.
-    """
+    """A model, and the limits on the queries of each top-level execution."""
 
     model: LanguageModelSettings
-    sub_model: LanguageModelSettings | None = None
-    models: Mapping[str, LanguageModelSettings] = field(default_factory=dict[str, LanguageModelSettings])
-    batch_concurrency: int = 4
-    max_depth: int = 2
-    max_llm_calls: int | None = 50
+    sub_model: LanguageModelSettings | None = None  # for flat queries; None for that of `model`
+    models: Mapping[str, LanguageModelSettings] = field(default_factory=dict[str, LanguageModelSettings])  # for code
+    batch_concurrency: int = 4  # requests at the same time; this suits a server that only one person uses
+    max_depth: int = 2  # This allows a recursive model to ask another one.
+    max_llm_calls: int | None = 50  # includes a model's turns in recursive queries
     max_llm_tokens: int | None = None
-    spent: Budget = field(default_factory=Budget)
+    spent: Budget = field(default_factory=Budget)  # the budget of all executions together
     track: RunTracked = run_untracked
     wrap_model: Callable[[Model], Model] | None = None
     cache: AnswerCache | None = None
     recursion: RecursionSettings = DEFAULT_RECURSION
 
     def __post_init__(self) -> None:
-        for name, least in (("batch_concurrency", 1), ("max_depth", 0), ("max_llm_calls", 0), ("max_llm_tokens", 0)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ConfigurationError(f"{name_parameter(name)} is {value!r}: use {least} or more")
         flat = self.model.make_flat_model() if self.sub_model is None else self.sub_model.make_root_model()
         self._models = self.model.make_root_model(), flat
         self._named_models = {name: settings.make_root_model() for name, settings in self.models.items()}
@@ -94,23 +71,22 @@ class ModelAccess:
         """
         if is_recursive and self.max_depth == 0:
             raise ConfigurationError(f"{name_parameter('max_depth')} is 0, and a recursive query needs 1: raise it")
-        for model in self._list_models():
+        for model in (*self._models, *self._named_models.values()):
             await model.check()
-        refusals: list[str] = []
+        refusal: ConfigurationError | None = None
         for model in self._models[:1] if is_recursive else self._models:
             budget = self._make_budget()
-            most = await estimate_for_budget(budget, model, [])
             try:
-                budget.check(most)
-            except BudgetExceeded as error:
-                refusals.append(f"the model {model.name} cannot be called: {error}")
-            else:
+                budget.check(await estimate_for_budget(budget, model, []))
                 return
-        raise ConfigurationError(refusals[0])
+            except BudgetExceeded as error:
+                refusal = refusal or ConfigurationError(f"the model {model.name} cannot be called: {error}")
+        assert refusal is not None
+        raise refusal
 
     async def check_estimates(self) -> None:
         """Raise ConfigurationError if a limit needs an unknown price or an unknown length of answers."""
-        for model in self._list_models():
+        for model in (*self._models, *self._named_models.values()):
             await estimate_for_budget(self._make_budget(), model, [])
 
     def fingerprint(self) -> dict[str, Any]:
@@ -118,9 +94,6 @@ class ModelAccess:
         named = {name: settings.fingerprint() for name, settings in self.models.items()}
         sub_model = {} if self.sub_model is None else {"sub_model": self.sub_model.fingerprint()}
         return {**self.model.fingerprint(), **sub_model, **({"models": named} if named else {})}
-
-    def _list_models(self) -> Iterable[LiteLLMModel]:
-        return (*self._models, *self._named_models.values())
 
     def _make_budget(self) -> Budget:
         """Return a budget for one execution."""
@@ -175,41 +148,24 @@ async def open_model_access(
 ) -> ModelAccess:
     """Return access to a model for executions.
 
-    Args:
-        model: A `LanguageModel`, the name of a saved one, or a model in LiteLLM's naming. A saved block needs a
-            configured Prefect server; none is started.
-        sub_model: The model for flat queries; None for that of `model`. The name of a model that is no saved block is
-            asked at the address and with the key of `model`.
-        models: Models that code may choose with `llm_query(..., model=NAME)`: a dict by name, whose values are like
-            `model`, or a list of such names. Default: none.
-        max_total_llm_calls: Calls of the model by all executions together; None for no limit.
-        max_total_llm_tokens: Tokens of all these calls; None for no limit.
-        max_cost: US dollars for all executions together; None for no limit.
-        track: Runs and records each query.
-        **limits: Other fields of `ModelAccess`.
-
-    Raises:
-        ConfigurationError: A limit or the model is invalid, or the price that a limit needs is unknown.
+    `sub_model` is for flat queries: the name of a model that is no saved block is asked at the address and with the key
+    of `model`. `models` are those that code may choose: a dict by name, or a list of names. `limits` are fields of
+    `ModelAccess`. Raises ConfigurationError for a wrong limit or model, and if the price that a limit needs is unknown.
     """
-    if max_cost is not None and max_cost < 0:
-        raise ConfigurationError(
-            f"{name_parameter('max_cost')} is {max_cost!r}: use a number of US dollars, or None for no limit"
-        )
     totals = {"max_total_llm_calls": max_total_llm_calls, "max_total_llm_tokens": max_total_llm_tokens}
-    for name, value in totals.items():
-        if value is not None and value < 0:
-            raise ConfigurationError(f"{name_parameter(name)} is {value!r}: use 0 or more, or None for no limit")
+    for name, value in {**limits, **totals, "max_cost": max_cost}.items():
+        least = 1 if name == "batch_concurrency" else 0
+        if isinstance(value, (int, float)) and value < least:
+            raise ConfigurationError(f"{name_parameter(name)} is {value!r}: use {least} or more")
     settings = await _resolve(model, "language_model")
-    if isinstance(sub_model, str):
-        if is_saved_model(sub_model) or sub_model.startswith("<"):
-            sub_model = await resolve_language_model(sub_model, "sub_model")
-        else:
-            settings, sub_model = settings.model_copy(update={"sub_model": sub_model}), None
+    if isinstance(sub_model, str) and not is_saved_model(sub_model) and not sub_model.startswith("<"):
+        settings, sub_model = settings.model_copy(update={"sub_model": sub_model}), None
+    flat = None if sub_model is None else await _resolve(sub_model, "sub_model")
     names = [models] if isinstance(models, str) else models or ()
     sources = names if isinstance(names, Mapping) else {name: name for name in names}
     spent = Budget(calls=max_total_llm_calls, tokens=max_total_llm_tokens, cost=max_cost, is_total=True)
     named = {name: await _resolve(source, "models") for name, source in sources.items()}
-    access = ModelAccess(model=settings, sub_model=sub_model, models=named, spent=spent, track=track, **limits)
+    access = ModelAccess(model=settings, sub_model=flat, models=named, spent=spent, track=track, **limits)
     await settings.check()
     await access.check_estimates()
     return access
@@ -231,44 +187,38 @@ def is_saved_model(text: str) -> bool:
 
 
 async def _resolve(source: LanguageModelSettings | str, parameter: str) -> LanguageModelSettings:
-    return await resolve_language_model(source, parameter) if isinstance(source, str) else source
+    """Return a model's settings. A text names a saved block, a model of this process, or a model of LiteLLM.
 
-
-async def resolve_language_model(text: str, parameter: str = "language_model") -> LanguageModelSettings:
-    """Return the settings of the language model that a flow's `parameter` names.
-
-    `language-model/NAME` is a saved block, and `name_model` names models of this process. Any other text is a model in
-    LiteLLM's naming, with the credentials that LiteLLM finds in the environment.
-
-    Raises:
-        ConfigurationError: No Prefect server is configured, the block does not exist, or the text is empty.
+    Raises ConfigurationError if no Prefect server is configured, the block does not exist, or the text is empty.
     """
-    if text in _models:
-        return _models[text]
-    if text.startswith("<"):
+    if not isinstance(source, str):
+        return source
+    if source in _models:
+        return _models[source]
+    if source.startswith("<"):
         raise ConfigurationError(
-            f"{name_parameter('language_model')} is {text}, an object of another process: save it as a block, and pass "
+            f"{name_parameter(parameter)} is {source}, an object of another process: save it as a block, and pass "
             f"{SLUG}/NAME"
         )
-    if is_saved_model(text):
-        name = text.partition("/")[2]
-        from prefect.context import AsyncClientContext, FlowRunContext
-        from prefect.settings import PREFECT_API_URL
-
-        from .block import LanguageModel
-
-        if not (FlowRunContext.get() or AsyncClientContext.get() or PREFECT_API_URL.value()):
-            raise ConfigurationError(f"{text!r} is a block on a Prefect server: set PREFECT_API_URL")
+    if not is_saved_model(source):
         try:
-            return await LanguageModel.aload(name)  # type: ignore[return-value]
-        except ValueError as error:
+            return LanguageModelSettings(model=source)
+        except ValidationError as error:
             raise ConfigurationError(
-                f"this Prefect server has no block {text}: save it in the UI or with .save({name!r})"
+                f"{name_parameter(parameter)} is {source!r}: use a model in LiteLLM's naming, such as "
+                f"openai/gpt-4o-mini, or a saved block such as {SLUG}/NAME"
             ) from error
+    from prefect.context import AsyncClientContext, FlowRunContext
+    from prefect.settings import PREFECT_API_URL
+
+    from .block import LanguageModel
+
+    if not (FlowRunContext.get() or AsyncClientContext.get() or PREFECT_API_URL.value()):
+        raise ConfigurationError(f"{source!r} is a block on a Prefect server: set PREFECT_API_URL")
+    name = source.partition("/")[2]
     try:
-        return LanguageModelSettings(model=text)
-    except ValidationError as error:
+        return await LanguageModel.aload(name)  # type: ignore[return-value]
+    except ValueError as error:
         raise ConfigurationError(
-            f"{name_parameter(parameter)} is {text!r}: use a model in LiteLLM's naming, such as "
-            f"openai/gpt-4o-mini, or a saved block such as {SLUG}/NAME"
+            f"this Prefect server has no block {source}: save it in the UI or with .save({name!r})"
         ) from error

@@ -4,7 +4,6 @@ LiteLLM converts the arguments and computes the costs here too. `can_send_direct
 """
 
 import asyncio
-import json
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -28,11 +27,7 @@ _clients: WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = WeakKeyDictionary(
 def can_send_directly(litellm: Any, name: str, listed: Mapping[str, Any], arguments: Mapping[str, Any]) -> bool:
     """Return whether a request can go without LiteLLM's client: a model of OpenAI's chat API, and no special settings.
 
-    Args:
-        litellm: The module.
-        name: LiteLLM's name of the model.
-        listed: LiteLLM's entry for the model, or an empty dict.
-        arguments: The arguments of `acompletion`.
+    `listed` is LiteLLM's entry for the model, or an empty dict. `arguments` are those of `acompletion`.
     """
     provider, _, model = name.partition("/")
     return (
@@ -73,24 +68,19 @@ async def send(
     converted.pop("stream", None)
     body = {"model": model, "messages": messages, **converted}
     reply: Any = await client.post("/chat/completions", cast_to=httpx.Response, body=body)
-    if not _has_message(reply.text):
+    try:  # Some servers report an error with status 200.
+        answer = reply.json()
+        answer["choices"][0]["message"].items()
+    except (ValueError, TypeError, LookupError, AttributeError):
         text = f"Error code: {reply.status_code} - {reply.text[:MAX_ERROR_CHARACTERS]}"
-        raise litellm.BadGatewayError(text, model=model, llm_provider=PROVIDER)
-    response = litellm.ModelResponse(**reply.json())
+        raise litellm.BadGatewayError(text, model=model, llm_provider=PROVIDER) from None
+    response = litellm.ModelResponse(**answer)
     try:
         cost = litellm.completion_cost(completion_response=response, model=model, custom_llm_provider=PROVIDER)
     except Exception:  # noqa: BLE001 - LiteLLM raises a plain Exception for a model without a price
         cost = None
     response._hidden_params["response_cost"] = cost  # where LiteLLM's client puts it
     return response
-
-
-def _has_message(text: str) -> bool:
-    """Return whether an answer has a message. Some servers report an error with status 200."""
-    try:
-        return isinstance(json.loads(text)["choices"][0]["message"], dict)
-    except (ValueError, TypeError, LookupError):
-        return False
 
 
 def _find_client() -> Any:

@@ -1,8 +1,7 @@
 """The settings of a language model, and the clients built from them. This module does not need Prefect."""
 
 import importlib.util
-from collections.abc import Mapping
-from typing import Any, ClassVar, Required, TypedDict
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
@@ -124,21 +123,3 @@ class LanguageModelSettings(BaseModel):
         """Return the settings that an answer depends on, as JSON without secrets and limits."""
         names = ("model", "sub_model", "api_base", "temperature", "top_p", "max_tokens", "options", "sub_options")
         return {name: getattr(self, name) for name in names if getattr(self, name) not in (None, {})}
-
-
-class LanguageModelFields(TypedDict, total=False):
-    """The settings as keywords of `LanguageModel`, for type checkers."""
-
-    model: Required[str]
-    sub_model: str | None
-    api_key: SecretStr | str | None
-    api_base: str | None
-    temperature: float | None
-    top_p: float | None
-    max_tokens: int | None
-    options: Mapping[str, Any]
-    sub_options: Mapping[str, Any]
-    request_timeout: float
-    retries: int
-    input_cost_per_token: float | None
-    output_cost_per_token: float | None

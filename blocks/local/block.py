@@ -1,12 +1,11 @@
 """The Prefect block of the local provider."""
 
-from typing import TYPE_CHECKING, ClassVar, Unpack
+from typing import ClassVar
 
 from pydantic import HttpUrl
 
 from ..sandbox_block import SandboxBlock
 from .provider import LocalProvider
-from .settings import LocalFields
 
 
 class LocalSandbox(LocalProvider, SandboxBlock):
@@ -35,7 +34,3 @@ class LocalSandbox(LocalProvider, SandboxBlock):
         "bubblewrap isolates more, and is used where it is installed."
     )
     _documentation_url: ClassVar[HttpUrl] = HttpUrl("https://github.com/containers/bubblewrap")  # type: ignore[misc]
-
-    if TYPE_CHECKING:  # Type checkers would otherwise reject text for a secret.
-
-        def __init__(self, **fields: Unpack[LocalFields]) -> None: ...

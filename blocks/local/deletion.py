@@ -63,7 +63,7 @@ async def delete_sandbox(sandbox_id: str) -> bool:
         raise RlmBatchError(f"these processes of sandbox {sandbox_id} could not be ended: {left}. Reap again later")
     await asyncio.to_thread(remove_group, read_group(folder))
     if not await asyncio.to_thread(remove_folder, folder):
-        raise RlmBatchError(describe_rest(folder))
+        raise RlmBatchError(f"the folder {folder} of a sandbox could not be removed in time: reap again in a minute")
     await kill_processes(folder)  # A terminal whose shell was killed above may have started a keeper.
     return True
 
@@ -177,14 +177,9 @@ def remove_folder(folder: Path) -> bool:
                 words = [*command, "--", str(folder)]
                 subprocess.run(words, env=environment, stderr=subprocess.DEVNULL, check=False, timeout=wait)
     if folder.exists():
-        log.warning("%s", describe_rest(folder))
-        return False
-    return True
-
-
-def describe_rest(folder: Path) -> str:
-    """Return a message that a folder was not removed in time, and what to do about it."""
-    return (
-        f"the folder {folder} of a sandbox could not be removed within {REMOVAL_SECONDS:g} s: run "
-        "rlm-batch reap in a minute, or remove it"
-    )
+        log.warning(
+            "the folder %s of a sandbox could not be removed within %g s: reap again in a minute",
+            folder,
+            REMOVAL_SECONDS,
+        )
+    return not folder.exists()

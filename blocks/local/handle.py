@@ -93,7 +93,7 @@ class LocalSandboxHandle(Sandbox):
                 self._enter_file_system(await process.find_pid())
             if self.clone is not None:
                 await self._copy_repository(self.clone)
-            if self.has_totals:
+            if self.group.limits or self.watched is not None:
                 await self.hold_to_totals(await process.find_pid(), is_supervisor=process.is_supervisor)
             await LocalChannel(process.stdin.fileno()).send(process.boot)
         except SandboxLost:
@@ -122,11 +122,6 @@ class LocalSandboxHandle(Sandbox):
             self._own_folders[path] = Path(f"/proc/{os.getpid()}/fd/{descriptor}")
             if os.geteuid() == 0:
                 os.chown(self._own_folders[path], owner.st_uid, owner.st_gid)
-
-    @property
-    def has_totals(self) -> bool:
-        """Return whether a control group or the watcher limits the sandbox as a whole."""
-        return bool(self.group.limits) or self.watched is not None
 
     async def hold_to_totals(self, pid: int, *, is_supervisor: bool = False) -> None:
         """Put a new process under the limits on the whole sandbox, before any input. Raises SandboxStartError."""
@@ -163,22 +158,16 @@ class LocalSandboxHandle(Sandbox):
 
     def _locate(self, path: str) -> tuple[LocalVolume | Path, str]:
         """Return the volume or host directory of a path in the sandbox, and the path below it. Raises VolumeError."""
-        settings = self.settings
-        own = self._own_folders
-        volumes = {} if self.volume is None or settings.volume is None else {settings.volume: self.volume}
-        for inside, outside in {**volumes, **own}.items():
-            if PurePosixPath(path).is_relative_to(inside):
-                return outside, str(PurePosixPath(path).relative_to(inside))
-        if path.startswith("/"):
-            raise VolumeError(f"{path!r} is outside the directories that code may write: {', '.join(own)}")
-        return own[settings.cwd], path
+        volume = self.settings.volume
+        volumes = {} if self.volume is None or volume is None else {volume: self.volume}
+        absolute = PurePosixPath(self.settings.cwd, path)
+        for inside, outside in {**volumes, **self._own_folders}.items():
+            if absolute.is_relative_to(inside):
+                return outside, str(absolute.relative_to(inside))
+        raise VolumeError(f"{path!r} is outside the directories that code may write")
 
     async def keep(self, until: float, execution: int | None = None) -> None:
-        """End the processes, and leave the folder until then.
-
-        A failed execution has no process left, and a driver ends with its host. `open_terminal` opens a new sandbox
-        over the folder.
-        """
+        """End the processes, and leave the folder until then: a driver ends with its host."""
         if self.launch.disk_bytes:
             for source, name in zip(self._own_folders.values(), ("work", "tmp"), strict=True):
                 await run_command("cp", "-a", "--", f"{source}/.", str(self.folder / name))

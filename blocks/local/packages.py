@@ -25,7 +25,6 @@ from ...sandbox.caller import name_parameter
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.wire.python_directory import link_python
 from ..host_files.cache import make_once, resolve_cache_root
-from ..settings import check_wheel_requirements
 from ..subprocess_runner import run_command
 from ..worker_consent import check_path
 from .launch.driver_process import find_python
@@ -71,14 +70,10 @@ MAX_HEAD_BYTES = 4096
 
 
 async def install_packages(requirements: list[str]) -> Path:
-    """Install packages and their dependencies once for this exact Python, and return their directory.
+    """Install wheels and their dependencies once for this Python, and return their directory.
 
-    Only wheels of the index are allowed; see above. Raises ConfigurationError.
+    Raises ConfigurationError.
     """
-    try:
-        check_wheel_requirements(requirements)
-    except ValueError as error:
-        raise ConfigurationError(f"packages: {error}") from None
 
     async def install(folder: Path) -> None:
         arguments = ("--only-binary", ":all:", "--target", str(folder), "--", *sorted(requirements))

@@ -43,18 +43,7 @@ class LocalProvider(LocalSettings, SandboxProvider):
     binds_mounts: ClassVar[bool] = True
 
     async def open(self, labels: dict[str, str]) -> Sandbox:
-        """Open a sandbox.
-
-        Args:
-            labels: The labels of the sandbox.
-
-        Raises:
-            ConfigurationError: The settings do not work here, or this machine cannot isolate sandboxes.
-            SandboxStartError: The sandbox did not start.
-        """
-        level = await resolve_level(self.isolation)
-        check_mount_places(self._files.mounts, level)
-        libraries = await self._find_libraries(level)
+        level, libraries = await self._prepare()
         clone = None
         if self.repo_url is not None:
             clone = await check_out_repository(self.repo_url, await self.commit() or "", self.repo_token)
@@ -62,22 +51,21 @@ class LocalProvider(LocalSettings, SandboxProvider):
         sandbox.clone = clone
         return sandbox
 
-    async def _find_packages(self) -> tuple[list[Path], Path | None]:
-        """Return the directories of the packages, and the directory of their programs."""
+    async def _prepare(self) -> tuple[IsolationLevel, Libraries]:
+        """Return the level of isolation and the directories that code imports from."""
+        level = await resolve_level(self.isolation)
+        check_mount_places(self._files.mounts, level)
+        packages, scripts, modules = list[Path](), None, self._files.python_path
         if self.has_environment_packages:
             packages = find_environment_packages()
-            return packages, await find_environment_scripts(packages)
-        if not self.packages:
-            return [], None
-        folder = await install_packages(self.packages)
-        return [folder], folder / SCRIPTS
-
-    async def _find_libraries(self, level: IsolationLevel) -> Libraries:
-        (packages, scripts), modules = await self._find_packages(), self._files.python_path
+            scripts = await find_environment_scripts(packages)
+        elif self.packages:
+            folder = await install_packages(self.packages)
+            packages, scripts = [folder], folder / SCRIPTS
         if modules is None or level == "none":  # Code of level none could write to shared modules.
-            return Libraries(packages, scripts, copied_modules=modules)
+            return level, Libraries(packages, scripts, copied_modules=modules)
         directories = modules.list_directories(await keep_modules(modules))
-        return Libraries(packages, scripts, [Path(path) for path in directories])
+        return level, Libraries(packages, scripts, [Path(path) for path in directories])
 
     def check_mounts(self) -> None:
         super().check_mounts()
@@ -108,22 +96,14 @@ class LocalProvider(LocalSettings, SandboxProvider):
         return f"in local sandboxes ({level})"
 
     async def list_sandboxes(self) -> list[SandboxInfo]:
-        """Return this user's local sandboxes in this temporary directory."""
         return list_sandboxes()
 
     async def delete_sandbox(self, sandbox_id: str) -> bool:
-        """End the sandbox's processes and remove its folder. Return False if it is missing."""
         return await delete_sandbox(sandbox_id)
 
     async def open_terminal(self, sandbox_id: str) -> int:
-        """Open a shell in a new sandbox over the folder of a kept one. Its limits and walls are those of the code.
-
-        Raises:
-            RlmBatchError: The folder is gone, another terminal is open in it, or the shell does not start or is killed.
-        """
-        level = await resolve_level(self.isolation)
-        check_mount_places(self._files.mounts, level)
-        libraries = await self._find_libraries(level)
+        # The shell is in a new sandbox over the folder of the kept one. Its limits and walls are those of the code.
+        level, libraries = await self._prepare()
         with lock_kept_folder(sandbox_id) as folder:
             labels, until = read_labels(folder), read_kept_until(folder)
             handle = create_sandbox(self, level, labels, libraries, self._files.mounts, kept=folder)
@@ -135,7 +115,6 @@ class LocalProvider(LocalSettings, SandboxProvider):
             await run_shielded(handle.keep(until) if is_kept else handle.remove())
 
     async def list_volumes(self) -> list[str]:
-        """Return the names of the directories below the volume root that can be volumes."""
         return list_volumes(self.volume_root)
 
     async def fingerprint(self) -> dict[str, Any]:
@@ -149,5 +128,4 @@ class LocalProvider(LocalSettings, SandboxProvider):
         return settings
 
     async def open_volume(self, name: str) -> LocalVolume:
-        """Return the volume of that name below the volume root."""
         return find_volume(self.volume_root, name)

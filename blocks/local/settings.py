@@ -4,9 +4,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from ..settings import ENVIRONMENT, SandboxFields, SandboxSettings, check_wheel_requirements
-
-MAX_MIB = 1 << 40  # The kernel takes a limit as a signed 64-bit number of bytes.
+from ..settings import ENVIRONMENT, SandboxSettings, check_wheel_requirements
 
 
 class LocalSettings(SandboxSettings):
@@ -83,14 +81,6 @@ class LocalSettings(SandboxSettings):
         description="Directory of volumes. By default it is RLM_BATCH_VOLUMES, or one below the user's data directory.",
     )
 
-    # A bound in `Field` would change the checksum of the block's schema. Prefect finds saved blocks by this checksum.
-    @field_validator("memory_mib", "file_size_mib")
-    @classmethod
-    def _check_size(cls, mib: int) -> int:
-        if mib > MAX_MIB:
-            raise ValueError(f"{mib:,} MiB is too much: use at most {MAX_MIB:,}")
-        return mib
-
     @property
     def has_environment_packages(self) -> bool:
         """Return whether sandboxes use the running environment's packages instead of installed ones."""
@@ -101,20 +91,3 @@ class LocalSettings(SandboxSettings):
     def _check_wheels(cls, packages: list[str]) -> list[str]:
         check_wheel_requirements(packages)
         return packages
-
-
-class LocalFields(SandboxFields, total=False):
-    """The fields of `LocalSettings` as keywords of `LocalSandbox` and `LocalInterpreter`, for type checkers."""
-
-    packages: list[str] | tuple[str, ...] | Literal["environment"]
-    isolation: Literal["auto", "bubblewrap", "landlock", "none"]
-    memory_mib: int
-    processes: int
-    file_size_mib: int
-    open_files: int
-    cpu_seconds: int | None
-    total_memory_mib: int | None
-    total_processes: int | None
-    disk_mib: int | None
-    cpus: float | None
-    volume_root: str | None

@@ -1,5 +1,6 @@
 """The watcher: a thread that kills executions of sandboxes with too much memory or too many processes."""
 
+import itertools
 import os
 import signal
 import threading
@@ -12,10 +13,12 @@ from ...sandbox.wire.process_table import read_processes
 
 INTERVAL_SECONDS = 0.5
 MAX_SHARE = 0.1  # the watcher's maximum part of one processor's time
-# Files in /proc, and their fields for private and shared memory. The first counts shared pages in each process. The
-# second is exact and slow, because the kernel visits every page.
-ESTIMATE = "status", ("RssAnon", "VmSwap"), "RssShmem"
-EXACT = "smaps_rollup", ("Pss_Anon", "SwapPss"), "Pss_Shmem"
+# Files in /proc, and their fields for private and shared memory. The second counts shared pages in each process. No
+# ordinary user may read the first of a process that is not inspectable.
+MEMORY_FILES = {
+    "smaps_rollup": (("Pss_Anon", "SwapPss"), "Pss_Shmem"),
+    "status": (("RssAnon", "VmSwap"), "RssShmem"),
+}
 
 
 @dataclass(eq=False)
@@ -45,10 +48,8 @@ class WatchedSandbox:
         for option, pids in (("total_processes", everything), ("processes", of_code)):
             threads = {pid: len(_list_threads(pid)) for pid in pids if option in self.limits}
             self._check_option(option, threads, executions)
-        estimate = _measure_memory(everything, *ESTIMATE) if "total_memory_mib" in self.limits else {}
-        if sum(estimate.values()) > self.limits.get("total_memory_mib", 0):
-            # A process that no ordinary user may inspect has only an estimate.
-            self._check_option("total_memory_mib", {**estimate, **_measure_memory(everything, *EXACT)}, executions)
+        if "total_memory_mib" in self.limits:
+            self._check_option("total_memory_mib", _measure_memory(everything), executions)
 
     def _check_option(self, option: str, shares: dict[int, int], executions: list[list[int]]) -> None:
         if executions and sum(shares.values()) > self.limits.get(option, 1 << 62):
@@ -72,11 +73,13 @@ def _list_threads(pid: int) -> list[str]:
     return []
 
 
-def _measure_memory(pids: list[int], name: str, private: tuple[str, ...], shared: str) -> dict[int, int]:
-    """Return the MiB of each process whose file in /proc is readable. Open files in memory count for one process."""
+def _measure_memory(pids: list[int]) -> dict[int, int]:
+    """Return the MiB of each process. Open files in memory count for one process."""
     held, inodes = dict[int, int](), set[int]()
     for pid in pids:
-        for thread in _list_threads(pid):  # The kernel shows no memory through a thread that has ended.
+        # The kernel shows no memory through a thread that has ended.
+        for thread, name in itertools.product(_list_threads(pid), MEMORY_FILES):
+            private, shared = MEMORY_FILES[name]
             with suppress(OSError, ValueError), open(f"{thread}/{name}") as file:
                 kib = {line.partition(":")[0]: int(line.split()[1]) for line in file if line.endswith(" kB\n")}
                 if shared in kib:

@@ -1,13 +1,13 @@
 """The Prefect blocks for Modal: an account, and sandboxes."""
 
-from typing import TYPE_CHECKING, Any, ClassVar, Unpack
+from typing import Any, ClassVar
 
 from prefect.blocks.abstract import CredentialsBlock
 from pydantic import Field, HttpUrl
 
 from ..sandbox_block import SandboxBlock
 from .provider import ModalProvider
-from .settings import ModalAccountFields, ModalAccountSettings, ModalFields
+from .settings import ModalAccountSettings
 
 
 class ModalCredentials(ModalAccountSettings, CredentialsBlock):
@@ -34,10 +34,6 @@ class ModalCredentials(ModalAccountSettings, CredentialsBlock):
         "https://modal.com/docs/reference/modal.config"
     )
 
-    if TYPE_CHECKING:  # Pydantic's own signature would reject secrets given as text.
-
-        def __init__(self, **fields: Unpack[ModalAccountFields]) -> None: ...
-
     def get_client(self) -> Any:  # type: ignore[reportIncompatibleMethodOverride]
         """Return a client of Modal.
 
@@ -52,12 +48,6 @@ class ModalCredentials(ModalAccountSettings, CredentialsBlock):
         if self.token_id is None or self.token_secret is None:
             return modal.Client.from_env()
         return modal.Client.from_credentials(self.token_id.get_secret_value(), self.token_secret.get_secret_value())
-
-
-class ModalSandboxFields(ModalFields, total=False):
-    """The keywords of `ModalSandbox`, for type checkers."""
-
-    credentials: ModalCredentials | None
 
 
 class ModalSandbox(ModalProvider, SandboxBlock):
@@ -91,7 +81,3 @@ class ModalSandbox(ModalProvider, SandboxBlock):
         title="Credentials",
         description="Account of the sandboxes. The fields of this block that are set have precedence.",
     )
-
-    if TYPE_CHECKING:  # Pydantic's own signature would reject secrets given as text.
-
-        def __init__(self, **fields: Unpack[ModalSandboxFields]) -> None: ...

@@ -1,10 +1,10 @@
 """The settings of Modal sandboxes."""
 
-from typing import ClassVar, TypedDict
+from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
-from ..settings import SnapshotFields, SnapshotSettings
+from ..settings import SnapshotSettings
 
 PYTHON = "3.12"  # version in the default image. Without it, Modal would use the host's version.
 
@@ -91,27 +91,3 @@ class ModalSettings(ModalAccountSettings, SnapshotSettings):
         title="Start timeout",
         description="Seconds that a sandbox may take to start. Modal may have to look for a machine.",
     )
-
-
-class ModalAccountFields(TypedDict, total=False):
-    """The keywords of `ModalCredentials`, for type checkers."""
-
-    token_id: SecretStr | str | None
-    token_secret: SecretStr | str | None
-
-
-class ModalFields(ModalAccountFields, SnapshotFields, total=False):
-    """The keywords of `ModalSandbox` and `ModalInterpreter`, for type checkers."""
-
-    packages: list[str] | tuple[str, ...]
-    app_name: str
-    image: str | None
-    cpu: float | None
-    memory_mib: int | None
-    gpu: str | None
-    region: str | None
-    block_network: bool
-    allowed_domains: list[str] | tuple[str, ...] | None
-    allowed_cidrs: list[str] | tuple[str, ...] | None
-    workdir: str
-    idle_timeout: int

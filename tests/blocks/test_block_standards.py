@@ -1,19 +1,12 @@
-"""Standards for Prefect block forms: every field has an explanation and an example, and secrets are hidden.
-
-The tests also compare the fields' type hints for callers with what the blocks accept.
-"""
+"""Standards for Prefect block forms: every field has an explanation and an example, and secrets are hidden."""
 
 import asyncio
-import operator
 import re
 import subprocess
 import sys
 import typing
-from collections.abc import Mapping
-from functools import reduce
 from importlib.metadata import version
-from types import UnionType
-from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar
 
 import pytest
 from prefect.blocks.abstract import JobBlock
@@ -125,27 +118,3 @@ def test_prefect_registers_the_blocks_of_the_package() -> None:
 def _parts(annotation: object) -> set[object]:
     annotations = set(typing.get_args(annotation))
     return annotations.union(*(_parts(part) for part in annotations)) if annotations else annotations
-
-
-def widen(hint: Any) -> Any:
-    """Return the type that callers may pass for a field: pydantic also converts text to secrets, lists and dicts."""
-    origin, arguments = get_origin(hint), get_args(hint)
-    if hint is SecretStr:
-        return SecretStr | str
-    if origin is list:
-        return hint | tuple[arguments[0], ...]
-    if origin is dict:
-        return Mapping[arguments[0], widen(arguments[1])]  # type: ignore[reportInvalidTypeArguments]
-    return reduce(operator.or_, map(widen, arguments)) if origin in (Union, UnionType) else hint
-
-
-@pytest.mark.parametrize("block", OURS)
-def test_type_checkers_know_the_keywords_of_blocks_and_interpreters(block: type[Block]) -> None:
-    settings = next(base for base in block.__mro__ if base.__name__.endswith("Settings"))
-    known: Any = getattr(sys.modules[settings.__module__], settings.__name__.removesuffix("Settings") + "Fields")
-    fields = {name: field for name, field in block.model_fields.items() if name != "credentials"}
-    expected = {name: widen(field.annotation) for name, field in fields.items()}
-    if getattr(settings, "takes_environment", False):
-        expected["packages"] |= Literal["environment"]
-    assert get_type_hints(known) == expected
-    assert known.__required_keys__ == {name for name, field in fields.items() if field.is_required()}

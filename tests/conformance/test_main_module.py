@@ -156,7 +156,7 @@ async def test_pytest_runs_the_tests_in_the_codes_file() -> None:
             status = subprocess.run([sys.executable, "-m", "pytest", "-q", __file__]).returncode
             SUBMIT(statuses=[int(pytest.main([__file__, "-q"])), status])
         """
-    async with LocalSandbox(packages="environment").interpreter(timeout=2 * HANG_SECONDS) as interpreter:
+    async with LocalSandbox(packages=["environment"]).interpreter(timeout=2 * HANG_SECONDS) as interpreter:
         for expected, status in ((3, 0), (4, 1)):
             result = await interpreter.execute(dedent(code).format(expected=expected), context="c")
             assert result.statuses == [status, status], result.meta.stdout

@@ -110,7 +110,7 @@ async def test_thoughts_are_kept_apart_from_the_answers(chat: ChatServer, tmp_pa
 
 
 async def test_log_probabilities_are_kept_unless_they_spell_a_credential(chat: ChatServer, tmp_path: Path) -> None:
-    model = LanguageModel(model=NAME, api_key=KEY, api_base=chat.url, options={"logprobs": True})
+    model = LanguageModel(model=NAME, api_key=KEY, api_base=chat.url, options={"logprobs": True})  # type: ignore[arg-type]
     await model.save("probable", overwrite=True)  # type: ignore[misc]
     chat.script = lambda request: (
         Reply(f"{KEY} it is", logprobs=True) if "the key" in request.text else Reply("two words", logprobs=True)

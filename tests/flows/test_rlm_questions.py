@@ -205,8 +205,8 @@ async def test_models_may_be_objects_saved_blocks_and_names(chat, monkeypatch):
     chat.rule("flat", "x")
     monkeypatch.delenv("OPENAI_API_BASE")
     monkeypatch.delenv("OPENAI_API_KEY")
-    block = LanguageModel(model=NAME, api_base=chat.url, api_key="sk-secret")
-    saved = LanguageModel(model="openai/other", api_base=chat.url, api_key="sk-secret", temperature=0.5)
+    block = LanguageModel(model=NAME, api_base=chat.url, api_key="sk-secret")  # type: ignore[arg-type]
+    saved = LanguageModel(model="openai/other", api_base=chat.url, api_key="sk-secret", temperature=0.5)  # type: ignore[arg-type]
     await saved.save("other-model", overwrite=True)  # type: ignore[misc]
     for sub_model in (None, "openai/small", saved, "language-model/other-model"):
         assert (await rlm("q", block, sub_model=sub_model)).answer == "x"
@@ -275,7 +275,7 @@ def test_the_parameters_for_prefect_are_json(tmp_path, monkeypatch):
     parameters = RlmParameters.parse(
         {
             "queries": ("a", "b"),
-            "language_model": LanguageModel(model=NAME, api_key="sk-secret"),
+            "language_model": LanguageModel(model=NAME, api_key="sk-secret"),  # type: ignore[arg-type]
             "output_type": Order,
             "context": [tmp_path / "a.txt", tmp_path / "b.txt"],
         }

@@ -356,10 +356,10 @@ def test_sandbox_blocks_share_an_account_in_saved_credentials(
     assert sandbox.has_credentials()
     assert sandbox.run("SUBMIT(y=x)", {"x": 2}).y == 2
     # New credentials count for every block that holds them.
-    DaytonaCredentials(api_key="another", api_url=standin.url).save("shared", overwrite=True)
+    DaytonaCredentials(api_key="another", api_url=standin.url).save("shared", overwrite=True)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="refused the API key"):
         asyncio.run(DaytonaSandbox.load("of-the-account").check())  # type: ignore[union-attr]
-    own: Any = DaytonaSandbox(credentials=account, api_key="mine")
+    own: Any = DaytonaSandbox(credentials=account, api_key="mine")  # type: ignore[arg-type]
     assert own.get_account_setting("api_key").get_secret_value() == "mine"
 
 

@@ -61,19 +61,14 @@ async def test_settings_reach_the_server_and_flat_queries_go_to_the_sub_model(ch
 
 
 async def test_a_transient_fault_is_retried_and_counts_as_one_call(chat):
-    faults = [Reply(status=500), Reply(status=429), Reply(drop=True), Reply(garbled=True)]
+    faults = [Reply(status=500), Reply(status=429, retry_after=1.2), Reply(drop=True), Reply(garbled=True)]
     for number, fault in enumerate(faults):
         chat.rule(f"question {number}", fault, "well")
     answers = await asyncio.gather(*(ask(model(chat), f"question {number}") for number in range(len(faults))))
     assert [(answer.text, answer.usage.calls) for answer in answers] == [("well", 1)] * len(faults)
     assert chat.stats.requests == 2 * len(faults)
-
-
-async def test_a_retry_waits_as_long_as_the_server_asks(chat):
-    chat.rule("question", Reply(status=429, retry_after=1.2), "well")
-    assert (await ask(model(chat))).text == "well"
-    first, second = chat.requests
-    assert second.at - first.at >= 1.2
+    first, second = (request.at for request in chat.requests if "question 1" in request.messages[-1])
+    assert second - first >= 1.2  # as long as the server asks
 
 
 async def test_a_busy_server_is_waited_for_beyond_the_retries(chat, monkeypatch):
@@ -104,9 +99,8 @@ async def test_a_permanent_fault_is_an_error_after_the_retries(chat):
 
 async def test_an_answer_that_trickles_in_times_out(chat, monkeypatch):
     await ask(model(chat))  # the first request of a process imports packages, which takes time
-    monkeypatch.setattr(
-        litellm_client, "LATE_SECONDS", -59.0
-    )  # seconds; now the client waits 1 s for the whole answer, and 60 s between bytes
+    # Now the client waits 1 s for the whole answer, and 60 s between bytes.
+    monkeypatch.setattr(litellm_client, "LATE_SECONDS", -59.0)
     chat.rule("for ever", Reply(trickle=True))
     with pytest.raises(QueryError, match="its answer was not complete after 60 s"):
         await ask(model(chat, request_timeout=60, retries=0), "for ever")
@@ -276,14 +270,6 @@ def test_a_script_interpreter_can_query_with_one_cost_limit_for_all_executions(c
         assert "max_cost" in third.said
 
 
-def test_a_script_interpreter_limits_the_calls_of_all_executions(chat):
-    with LocalInterpreter(language_model=model(chat), max_total_llm_calls=3) as interpreter:
-        assert interpreter.execute("SUBMIT(x=llm_query_batched(['a', 'b']))").meta.queries.calls == 2
-        replies = interpreter.execute("SUBMIT(x=[str(r) for r in llm_query_batched(['a', 'b'], on_error='return')])").x
-    assert "answer to: " in "".join(replies)
-    assert "all 3 calls of the model are used up: make fewer, or raise max_total_llm_calls" in "".join(replies)
-
-
 LIMIT = ": raise max_tokens, or ask for less"
 
 
@@ -319,25 +305,6 @@ async def test_an_answer_that_ended_by_itself_is_whole(chat, reason):
     chat.rule("question", Reply("an answer", finish_reason=reason))
     answer = await ask(model(chat))
     assert (answer.text, answer.finish_reason) == ("an answer", reason or "stop")
-
-
-def test_code_gets_an_error_object_for_an_answer_that_was_cut(chat):
-    chat.rule("long", Reply('{"value": [1, 2', finish_reason="length"))
-    chat.rule("short", "a text")
-    code = """
-        errors = llm_query_batched(["long", "short"], on_error="return")
-        for ask in (lambda: llm_query("long"), lambda: llm_query("long", response_format=list[int])):
-            try:
-                errors.append(ask())
-            except QueryError as error:
-                errors.append(error)
-        SUBMIT([[type(error).__name__, str(error)] for error in errors])
-        """
-    with LocalInterpreter(language_model=model(chat)) as interpreter:
-        result = interpreter.execute(dedent(code))
-    problem = f"the model {NAME} gave an answer that was cut (finish_reason: length){LIMIT}"
-    assert result.output == [["QueryError", problem], ["str", "a text"], *[["QueryError", problem]] * 2]
-    assert (result.meta.queries.calls, result.meta.queries.failed) == (4, 3)
 
 
 def test_a_billed_call_without_text_counts(chat):
@@ -422,30 +389,5 @@ def test_an_unknown_model_or_missing_key_is_refused_before_a_sandbox_opens(
     with pytest.raises(ConfigurationError, match=message):
         interpreter.start()
     assert not opened
-
-
-@pytest.mark.parametrize(
-    ("settings", "variables"),
-    [
-        ({"model": "ollama_chat/llama3.2"}, {}),
-        ({"api_base": "http://127.0.0.1:9"}, {}),
-        ({"api_key": "sk-given"}, {}),
-        ({}, {"OPENAI_API_KEY": "sk-of-the-environment"}),
-        ({}, {"OPENAI_BASE_URL": "http://127.0.0.1:9"}),
-        ({"model": "gemini/gemini-2.5-flash"}, {"GOOGLE_API_KEY": "of-the-environment"}),
-    ],
-)
-def test_a_model_with_a_key_or_without_need_of_one_is_accepted(settings: dict[str, Any], variables, monkeypatch):
-    for name in ("OPENAI_API_KEY", "OPENAI_API_BASE", "OPENAI_BASE_URL", "GEMINI_API_KEY", "GOOGLE_API_KEY"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    settings = {"model": NAME, **settings}
-    with LocalInterpreter(language_model=LanguageModel(**settings), isolation="none") as interpreter:
-        assert interpreter.execute("SUBMIT(x=1)").x == 1
-
-
-def test_two_successive_event_loops_can_query(chat):
-    block = model(chat)
-    for _ in range(3):
-        assert asyncio.run(ask(block)).text.startswith("answer")
+    for given in ({"model": "ollama_chat/llama3.2"}, {"api_base": "http://127.0.0.1:9"}, {"api_key": "sk-given"}):
+        asyncio.run(LanguageModel(**{"model": NAME, **given}).make_root_model().check())

@@ -16,7 +16,6 @@ from rlm_batch import LanguageModel, QueryError
 from rlm_batch.blocks.language_model.openai_client import can_send_directly
 
 from ...infra.waiting import HANG_SECONDS
-from ...standins.openai_chat import Reply
 
 pytestmark = pytest.mark.anyio
 
@@ -49,11 +48,6 @@ async def test_the_key_and_the_address_of_the_environment_are_used(chat, monkeyp
     assert chat.requests[0].headers["authorization"] == "Bearer sk-of-the-environment"
 
 
-async def test_gpt_5_takes_the_limit_by_its_new_name(chat):
-    await ask(model(chat, model="openai/gpt-5", max_tokens=9))
-    assert (chat.requests[0].body.get("max_completion_tokens"), chat.requests[0].body.get("max_tokens")) == (9, None)
-
-
 @pytest.mark.parametrize(
     ("name", "arguments", "settings", "is_direct"),
     [
@@ -73,12 +67,6 @@ def test_special_settings_need_litellms_client(monkeypatch, name, arguments, set
     for setting, value in settings.items():
         monkeypatch.setattr(litellm, setting, value)
     assert can_send_directly(litellm, name, {}, arguments) is is_direct
-
-
-async def test_a_call_costs_the_listed_price(chat):
-    chat.rule("question", Reply("well", usage=(1000, 10)))
-    answer = await ask(model(chat))
-    assert answer.usage.cost == pytest.approx(1000 * 1.5e-7 + 10 * 6e-7)
 
 
 def test_connections_are_closed_with_the_event_loop(chat, caplog):
@@ -115,7 +103,7 @@ async def test_a_spent_quota_is_an_error_at_once():
     error = {"message": "You exceeded your current quota", "type": "insufficient_quota", "code": "insufficient_quota"}
     async with serve(429, {"error": error}) as (address, requests):
         with pytest.raises(QueryError, match="exceeded your current quota"):
-            await ask(LanguageModel(model=NAME, api_key="sk-x", api_base=address, retries=2))
+            await ask(LanguageModel(model=NAME, api_key="sk-x", api_base=address, retries=2))  # type: ignore[arg-type]
     assert len(requests) == 1
 
 
@@ -127,17 +115,8 @@ async def test_a_spent_quota_is_an_error_at_once():
 async def test_a_reply_without_a_message_is_asked_again_and_its_error_is_told(body):
     async with serve(200, body) as (address, requests):
         with pytest.raises(QueryError, match="Provider overloaded" if "error" in body else "in 2 tries"):
-            await ask(LanguageModel(model=NAME, api_key="sk-x", api_base=address, retries=1))
+            await ask(LanguageModel(model=NAME, api_key="sk-x", api_base=address, retries=1))  # type: ignore[arg-type]
     assert len(requests) == 2
-
-
-async def test_a_proxy_of_the_environment_gets_its_password(monkeypatch):
-    async with serve(200, {"choices": [{"message": {"role": "assistant", "content": "well"}}]}) as (address, requests):
-        monkeypatch.setenv("http_proxy", address.replace("http://", "http://me:mine@").removesuffix("/v1"))
-        answer = await ask(LanguageModel(model=NAME, api_key="sk-x", api_base="http://model.example/v1"))
-    assert answer.text == "well"
-    assert requests[0].startswith(b"POST http://model.example/v1/chat/completions ")
-    assert b"Proxy-Authorization: Basic " in requests[0]
 
 
 def test_a_script_with_an_interpreter_ends_without_errors(chat):

@@ -18,7 +18,7 @@ from rlm_batch.sandbox.queries.budget import Budget
 from rlm_batch.sandbox.queries.recursion import Queries
 from rlm_batch.sandbox.queries.session import QuerySession, RequestOptions
 
-from ...standins.openai_chat import ChatServer, Reply
+from ...standins.openai_chat import ChatServer
 
 pytestmark = pytest.mark.anyio
 
@@ -57,7 +57,7 @@ def fail(interpreter: LocalInterpreter, call: str) -> str:
 def test_the_options_reach_the_server_in_one_query_and_in_a_batch(interpreter, chat):
     interpreter.execute("llm_query('a', model='small', system='Be brief.', temperature=0, max_tokens=7)")
     interpreter.execute("llm_query_batched(['a', 'b'], 1, model='small', system='s', temperature=1.5, max_tokens=9)")
-    interpreter.execute("llm_query('a')")
+    interpreter.execute("llm_query('a', max_tokens=1000)")  # The code cannot raise the block's limit.
     one, first, second, plain = [request.body for request in chat.requests]
     assert one["messages"] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "a"}]
     assert (one["model"], one["temperature"], one["max_tokens"]) == ("gpt-4.1-nano", 0, 7)
@@ -66,11 +66,6 @@ def test_the_options_reach_the_server_in_one_query_and_in_a_batch(interpreter, c
         assert (body["model"], body["temperature"], body["max_tokens"]) == ("gpt-4.1-nano", 1.5, 9)
     assert plain["messages"] == [{"role": "user", "content": "a"}]
     assert (plain["model"], plain["temperature"], plain["max_tokens"]) == ("gpt-4o-mini", 0.5, 40)
-
-
-def test_the_code_cannot_raise_the_blocks_limit_on_an_answer(interpreter, chat):
-    interpreter.execute("llm_query('a', max_tokens=1000)")
-    assert chat.requests[0].body["max_tokens"] == 40
 
 
 def test_only_the_models_that_the_host_allows_can_be_chosen(interpreter, chat):
@@ -98,16 +93,6 @@ async def test_models_can_be_a_list_of_names_and_a_wrong_name_fails_early(chat):
         await (await open_model_access(model(chat), models=["no-such-provider/x"])).check_first_call()
     with pytest.raises(ConfigurationError, match="the price of the model openai/unlisted is unknown"):
         await open_model_access(model(chat), models={"a": "openai/unlisted"}, max_cost=1.0)
-
-
-async def test_only_options_that_are_used_change_the_fingerprint(chat):
-    plain = (await open_model_access(model(chat, temperature=0))).fingerprint()
-    assert plain == model(chat, temperature=0).fingerprint() == {"model": NAME, "api_base": chat.url, "temperature": 0}
-    more = (
-        await open_model_access(model(chat, sub_options={"top_p": 0.5}), models={"x": "openai/gpt-5"})
-    ).fingerprint()
-    assert more["sub_options"] == {"top_p": 0.5}
-    assert more["models"] == {"x": {"model": "openai/gpt-5"}}
 
 
 def test_a_conversation_takes_the_place_of_the_prompt(interpreter, chat):
@@ -167,10 +152,8 @@ llm_query_batched(["a", "b"], 1, images=[["photo"], []])
     [
         ("['missing.png']", "FileNotFoundError"),
         ("[b'no image']", "is not PNG, JPEG, GIF or WebP"),
-        ("[bytes([137]) + b'PNG' + bytes(3_000_000)]", "has more than 2,359,296 bytes: make it smaller"),
         ("[bytes([137]) + b'PNG' + bytes(1_500_000)] * 2", "the images of a prompt have more than 2,359,296 bytes"),
         ("['data:text/html,x']", "is no image"),
-        ("[1]", "an image is an int: pass a path, bytes or a URL"),
     ],
 )
 def test_a_wrong_image_is_refused_in_the_sandbox(interpreter, chat, images, message):
@@ -211,12 +194,9 @@ def get_types(kind: str) -> str:
     ("kind", "answer", "value"),
     [
         ("int", '{"value": 42}', "42"),
-        ("float", '{"value": 1}', "1.0"),
         ("list[str]", '```json\n{"value": ["a", "b"]}\n```', "['a', 'b']"),
-        ("typing.Optional[bool]", '{"value": null}', "None"),
-        ("dict[str, int]", '{"a": 1}', "{'a': 1}"),
+        ("dict[str, typing.Optional[bool]]", '{"a": null}', "{'a': None}"),
         ("set[int]", '{"value": [1, 1, 2]}', "{1, 2}"),
-        ("typing.Literal['yes', 'no']", '{"value": "no"}', "'no'"),
         ("Colour", '{"value": "red"}', "<Colour.RED: 'red'>"),
         ("list[typing.Union[int, Point]]", '{"value": [1, {"x": 2}]}', "[1, Point(x=2, tags=[], inner=None)]"),
         (
@@ -224,10 +204,8 @@ def get_types(kind: str) -> str:
             '{"x": 1, "tags": ["t"], "inner": {"x": 2, "tags": [], "inner": null}}',
             "Point(x=1, tags=['t'], inner=Point(x=2, tags=[], inner=None))",
         ),
-        ("Hit", '{"title": "a", "score": 0.5}', "Hit(title='a', score=0.5)"),
         ("list[Hit]", '{"value": [{"title": "a"}]}', "[Hit(title='a', score=1.0)]"),
         ("{'type': 'array', 'items': {'type': 'integer'}, 'maxItems': 2}", '{"value": [1, 2]}', "[1, 2]"),
-        ("{'type': 'object', 'properties': {'a': {'enum': [1, 2]}}}", '{"a": 2, "b": 0}', "{'a': 2, 'b': 0}"),
     ],
 )
 def test_a_format_gives_a_value(interpreter, chat, kind, answer, value):
@@ -246,12 +224,9 @@ def test_a_format_gives_a_value(interpreter, chat, kind, answer, value):
     [
         ("int", "forty two", "it is not JSON. The answer: forty two"),
         ("int", '{"value": "42"}', "it['value'] is '42' and must be of the type integer"),
-        ("int", '{"value": true}', "must be of the type integer"),
         ("Point", '{"tags": []}', "it has no 'x'"),
         ("Hit", '{"title": 5}', "Input should be a valid string"),
-        ("typing.Literal['yes', 'no']", '{"value": "maybe"}', "must be one of ['yes', 'no']"),
         ("{'type': 'object', 'properties': {'a': {'minimum': 3}}}", '{"a": 2}', "it['a'] is 2 and its minimum is 3"),
-        ("{'type': 'string', 'pattern': '^a'}", '{"value": "b"}', "must match ^a"),
         ("{'$ref': '#/$defs/a', '$defs': {'a': {'type': 'array', 'maxItems': 1}}}", '{"value": [1, 2]}', "length 2"),
         ("{'type': 'object', 'additionalProperties': False}", '{"a": 2}', "a field 'a' that the schema does not have"),
         ("{'type': 'object', 'allOf': [{'$ref': '#'}]}", "{}", "recursion"),
@@ -299,7 +274,6 @@ async def test_a_listed_model_without_schemas_gets_the_schema_as_an_instruction(
     ("arguments", "message"),
     [
         ("'a', temperature=-1", "ValueError: temperature: Input should be greater than or equal to 0"),
-        ("'a', temperature='hot'", "ValueError: temperature: Input should be a valid number"),
         ("'a', max_tokens=0", "ValueError: max_tokens: Input should be greater than or equal to 1"),
         ("'a', model=3", "ValueError: model: Input should be a valid string"),
         ("'a', response_format=open", "response_format cannot be"),
@@ -374,24 +348,3 @@ async def test_an_estimate_counts_images_by_number_and_the_schema_by_its_bytes(c
     formed = await served.estimate_max_usage([{"role": "user", "content": "what"}], options)
     assert 1000 < formed.prompt_tokens - plain.prompt_tokens < 1200
     assert (plain.answer_tokens, formed.answer_tokens) == (10, 4)
-
-
-def test_a_server_without_counts_gets_images_counted_without_reading_them(chat):
-    chat.rule("what", Reply("it", no_usage=True))
-    with LocalInterpreter(language_model=model(chat), isolation="none") as opened:
-        queries = opened.execute(f"llm_query('what', images=[{PNG!r}])").meta.queries
-    assert 0 < queries.prompt_tokens < 1000
-
-
-def test_the_cache_tells_options_apart(chat, tmp_path: Path):
-    with LocalInterpreter(language_model=model(chat), cache_queries=True, isolation="none") as opened:
-        for _ in range(2):
-            opened.execute("llm_query('a'), llm_query('a', temperature=1), llm_query('a', system='s')")
-    assert chat.stats.requests == 3
-
-
-async def test_log_probabilities_are_in_the_answer(chat):
-    chat.rule("q", Reply("one two", logprobs=True))
-    answer = await model(chat).make_flat_model().ask([{"role": "user", "content": "q"}], RequestOptions(logprobs=True))
-    assert chat.requests[0].body["logprobs"] is True
-    assert [token["token"] for token in answer.logprobs or ()] == ["one", "two"]

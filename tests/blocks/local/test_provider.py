@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import stat
 import subprocess
 import sys
 import sysconfig
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pydantic import SecretStr
 
-from rlm_batch import ConfigurationError, LocalInterpreter, LocalSandbox, OutcomeUnknown, SandboxLost, VolumeError
+from rlm_batch import ConfigurationError, LocalInterpreter, LocalSandbox, OutcomeUnknown, SandboxLost
 from rlm_batch.blocks.local import creation, deletion, isolation_level
 from rlm_batch.blocks.local import isolation as levels
 from rlm_batch.blocks.local.isolation_level import resolve_level
@@ -227,8 +226,8 @@ async def test_the_next_reap_deletes_a_folder_that_took_too_long(
         async with block.interpreter() as interpreter:
             await interpreter.execute("open('left', 'w').close()")
             sandbox = interpreter.sandbox.id
-        assert f"{sandbox} of a sandbox could not be removed within 0.5 s: run rlm-batch reap" in caplog.text
-        with pytest.raises(RlmBatchError, match="could not be removed within"):
+        assert f"{sandbox} of a sandbox could not be removed within 0.5 s: reap again" in caplog.text
+        with pytest.raises(RlmBatchError, match="could not be removed in time"):
             await block.delete_sandbox(sandbox)
     monkeypatch.undo()
     assert sandbox in {info.id for info in await block.list_sandboxes() if info.abandoned}
@@ -236,35 +235,11 @@ async def test_the_next_reap_deletes_a_folder_that_took_too_long(
     assert not (Path(tempfile.gettempdir()) / sandbox).exists()
 
 
-async def test_deleting_a_missing_sandbox_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "shared"
-    folder.mkdir()
-    folder.chmod(0o1777)
-    (folder / "of-another").mkdir(mode=0o755)
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    await LocalSandbox().delete_sandbox("rlm-batch-000000000000")
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o1777
-    assert [path.name for path in folder.iterdir()] == ["of-another"]
-
-
 async def test_only_ids_of_local_sandboxes_are_deleted() -> None:
+    assert not await LocalSandbox().delete_sandbox("rlm-batch-000000000000")
     for name in ("", "x", "../rlm-batch-x", "rlm-batch-/../x", "/tmp/rlm-batch-x", "rlm-batch-x/../.."):
         with pytest.raises(ConfigurationError, match="is not a local sandbox"):
             await LocalSandbox().delete_sandbox(name)
-
-
-async def test_a_folder_with_a_damaged_record_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    records = ("", "{", "[]", "5", "null", '{"pid": 1}', '{"labels": 5}', "\xff")
-    for number, text in enumerate(records):
-        folder = tmp_path / f"rlm-batch-{number:012}"
-        folder.mkdir()
-        (folder / "sandbox.json").write_bytes(text.encode("latin-1"))
-    (tmp_path / "rlm-batch-file").write_text("no folder")
-    (tmp_path / "rlm-batch-empty").mkdir()
-    assert [info for info in await LocalSandbox().list_sandboxes() if type(info.labels) is dict] == []
-    await LocalSandbox().delete_sandbox("rlm-batch-000000000000")
-    assert not (tmp_path / "rlm-batch-000000000000").exists()
 
 
 @pytest.mark.requires("root")  # only root can create files of another user
@@ -349,15 +324,6 @@ def test_a_folder_is_deleted_whatever_code_did_to_it(own_box: Boxes) -> None:
         subprocess.run(["rm", "-rf", str(folder)], check=False)  # too deep for pytest's own clean-up
 
 
-@pytest.mark.requires("bubblewrap")
-@pytest.mark.parametrize("path", ["closed/file", "closed/folder/file"])
-def test_a_file_that_the_code_could_not_reach_is_not_uploaded(path: str) -> None:
-    with LocalInterpreter(isolation="bubblewrap") as interpreter:
-        interpreter.execute("import os\nos.mkdir('closed')\nos.chmod('closed', 0)")
-        with pytest.raises(VolumeError, match="could not be written: Permission denied"):
-            interpreter.upload(path, "data")
-
-
 def test_deleting_a_folder_leaves_the_targets_of_its_links(own_box: Boxes, open_folder: Path) -> None:
     box = own_box()
     outside = Path(tempfile.mkdtemp(dir=open_folder))
@@ -372,22 +338,12 @@ def test_deleting_a_folder_leaves_the_targets_of_its_links(own_box: Boxes, open_
     box.run(
         """
 for closed in (0o500, 0o300, 0o100, 0):
-    folder = f"closed{closed}"
-    os.mkdir(folder)
+    folder = f"under{closed}/closed"
+    os.makedirs(folder)
     for number, path in enumerate(paths):
         os.symlink(path, f"{folder}/link{number}")
     os.chmod(folder, closed)
-made = "made"
-os.mkdir(made)
-for number, path in enumerate(paths):
-    os.symlink(path, f"{made}/link{number}")
-for mode in (0o500, 0o100):
-    try:
-        os.mkdir(f"under{mode}", 0o700)
-        os.rename(made, f"under{mode}/{made}")
-        os.chmod(f"under{mode}", mode)
-    except OSError:
-        pass
+    os.chmod(os.path.dirname(folder), 0o500)
 """,
         paths=[str(path) for path in before],
     )

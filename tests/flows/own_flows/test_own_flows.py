@@ -85,7 +85,7 @@ def test_saved_and_unsaved_blocks_are_providers():
     saved: Any = LocalSandbox.load("narrow")
     for provider, mib in ((saved, 512), (LocalSandbox(memory_mib=768), 768)):
         assert batch.sync([code], provider=provider)[0].mib == mib
-    secret = LocalSandbox(environment={"KEY": "s3cret"})
+    secret = LocalSandbox(environment={"KEY": "s3cret"})  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match=r"would show its environment: save it"):
         batch.sync(["SUBMIT(y=1)"], provider=secret)
 
