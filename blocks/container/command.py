@@ -4,7 +4,6 @@ import os
 import re
 import resource
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from ...sandbox.caller import name_parameter
@@ -22,18 +21,18 @@ START_ENVIRONMENT = {"LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}  # varia
 PROXY_VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "NO_PROXY", "ALL_PROXY")
 
 
-@dataclass(frozen=True, slots=True)
-class Bind:
-    """A directory or file of this machine that is mounted in a container at `target`."""
+def build_bind(source: str, target: str, *, is_writable: bool = False) -> str:
+    """Return the mount option for a directory or file of this machine. Raise ConfigurationError.
 
-    source: str
-    target: str
-    is_writable: bool
-
-    def build_option(self) -> str:
-        """Return the mount option. A read-only bind has no nested mounts, because engines leave those writable."""
-        rest = "" if self.is_writable else ",readonly,bind-nonrecursive"
-        return f"type=bind,source={self.source},target={self.target}{rest}"
+    A read-only bind has no nested mounts, because engines leave those writable.
+    """
+    for path in (source, target):
+        if re.search(r'[\x00-\x1f\x7f,"]', path):  # Engines parse the option as a line of CSV.
+            raise ConfigurationError(
+                f"{path!r} has a comma, a quotation mark or a control character, and an engine cannot mount it: use "
+                "another path"
+            )
+    return f"type=bind,source={source},target={target}{'' if is_writable else ',readonly,bind-nonrecursive'}"
 
 
 def build_run_command(
@@ -45,15 +44,19 @@ def build_run_command(
     labels: Mapping[str, str],
     name: str,
     image_volumes: Sequence[str] = (),
-    binds: Sequence[Bind] = (),
+    binds: Mapping[str, str] | None = None,
     gid: int | None = None,
 ) -> list[str]:
-    """Build the command that runs `program`, a Python program, in a container that is removed when it ends."""
+    """Build the command that runs `program`, a Python program, in a container that is removed when it ends.
+
+    `binds` has mount options by their paths in the container.
+    """
+    binds = binds or {}
     memory = f"{settings.memory_mib}m"
     # Files in /dev/shm remain when the code that wrote them is killed. Together with the other files they must leave
     # some memory free.
     shm_mib = max(1, min(settings.memory_mib - settings.disk_limit_mib, settings.memory_mib // 2) // 2)
-    mounted = {"/tmp", "/dev/shm", *(bind.target for bind in binds)}  # Only one mount is possible at a path.
+    mounted = {"/tmp", "/dev/shm", *binds}  # Only one mount is possible at a path.
     tmpfs = "rw,exec,nosuid,nodev,mode=1777"
     words = [engine.program, "run", "--interactive", "--rm", "--pull", "never", "--log-driver", "none"]
     words += ["--name", name]
@@ -79,7 +82,7 @@ def build_run_command(
     else:  # Docker's client passes on the proxies of its configuration, including their passwords.
         words += [word for name in PROXY_VARIABLES for word in ("--env", f"{name}=", "--env", f"{name.lower()}=")]
     words += [word for name, value in START_ENVIRONMENT.items() for word in ("--env", f"{name}={value}")]
-    words += [word for bind in binds for word in ("--mount", bind.build_option())]
+    words += [word for bind in binds.values() for word in ("--mount", bind)]
     if binds:
         # With SELinux, a container may only read files of its label, and new labels would change the user's files.
         words += ["--security-opt", "label=disable"]
@@ -113,16 +116,6 @@ def _build_user(engine: Engine, gid: int | None) -> list[str]:
         return ["--user", f"{os.geteuid()}:{os.getegid()}"]
     uid = FIRST_UID + int.from_bytes(os.urandom(3), "big")
     return ["--user", f"{uid}:{uid if gid is None else gid}"]
-
-
-def check_binds(binds: Sequence[Bind]) -> None:
-    """Raise ConfigurationError for a path that the mount option, which engines parse as a line of CSV, cannot have."""
-    for path in (path for bind in binds for path in (bind.source, bind.target)):
-        if re.search(r'[\x00-\x1f\x7f,"]', path):
-            raise ConfigurationError(
-                f"{path!r} has a comma, a quotation mark or a control character, and an engine cannot mount it: use "
-                "another path"
-            )
 
 
 def resolve_mount_point(path: str) -> str:

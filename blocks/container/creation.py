@@ -13,7 +13,7 @@ from ..host_files.files import HostFiles
 from ..host_files.mounts import HostMount
 from ..storage.local_volume import UMASK, find_volume
 from ..worker_consent import check_network, check_runtime
-from .command import START_ENVIRONMENT, Bind, build_run_command, check_binds, resolve_mount_point
+from .command import START_ENVIRONMENT, build_bind, build_run_command, resolve_mount_point
 from .deletion import make_name
 from .engine import Engine
 from .handle import ContainerHandle
@@ -42,7 +42,7 @@ async def create_container(
     check_consent(settings)
     check_mounts(files.mounts, engine)
     volume, gid = None, None
-    binds = [Bind(str(mount.source), mount.target, is_writable=False) for mount in files.mounts]
+    binds = {mount.target: build_bind(str(mount.source), mount.target) for mount in files.mounts}
     if settings.volume_name is not None:
         volume = find_volume(settings.volume_root, settings.volume_name)
         if engine.is_rootless and engine.name == "docker":
@@ -51,8 +51,7 @@ async def create_container(
                 "Podman, or Docker with root's rights"
             )
         target = resolve_mount_point(settings.volume_mount_path)
-        binds.append(Bind(os.path.realpath(volume.path), target, is_writable=True))
-    check_binds(binds)
+        binds[target] = build_bind(os.path.realpath(volume.path), target, is_writable=True)
     ready = await ensure_ready(settings, engine, labels)
     repository = None
     if settings.repo_url is not None:

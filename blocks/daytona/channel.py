@@ -62,6 +62,7 @@ class DaytonaChannel:
         self._queue: deque[tuple[bytes, asyncio.Future[None]]] = deque()
         self._has_input = asyncio.Event()
         self._body_number = 0
+        self._may_be_delivered = False  # whether the driver may have the input that is being sent
         self.stderr_tail = ""
         self.is_complete = False  # True if the driver has ended and its whole output was received
         self._tasks: list[asyncio.Task[None]] = []
@@ -145,22 +146,44 @@ class DaytonaChannel:
             await self._has_input.wait()
             self._has_input.clear()
             while self._queue and not self._end_reason:
-                frames, futures, size = [], [], 0
+                futures: list[asyncio.Future[None]] = []
+                self._may_be_delivered = False
                 try:
-                    while self._queue and (not frames or size + len(self._queue[0][0]) <= INPUT_LIMIT_BYTES):
-                        data, done = self._queue.popleft()
-                        futures.append(done)
-                        frames.append(await self._shrink(data))
-                        size += len(frames[-1])
-                    # The daemon appends the missing newline.
-                    await self._send_input(b"".join(frames)[:-1].decode("utf-8"), futures)
+                    await self._send_next(futures)
                 except daytona.DaytonaError as error:
+                    if get_status(error) == 410:  # The log's end gives a better reason.
+                        await asyncio.wait(self._tasks[:1], timeout=LAST_WORDS_SECONDS)
                     self._end(f"it takes no input: {get_message(error)}")
-                except asyncio.CancelledError:
-                    self._end("it was shut down")
-                    raise
                 finally:
-                    self._settle(futures, is_delivered=False)  # affects only frames that were not sent
+                    self._settle(futures, self._may_be_delivered)
+
+    async def _send_next(self, futures: list[asyncio.Future[None]]) -> None:
+        """Send the next frames as one input, and add their futures to the list. Raise DaytonaError.
+
+        A lost input is sent again, because the driver ignores frames that it already has.
+        """
+        frames, size = [], 0
+        while self._queue and (not frames or size + len(self._queue[0][0]) <= INPUT_LIMIT_BYTES):
+            data, done = self._queue.popleft()
+            futures.append(done)
+            frames.append(await self._shrink(data))
+            size += len(frames[-1])
+        text = b"".join(frames)[:-1].decode("utf-8")  # The daemon appends the missing newline.
+        give_up_at, is_refused = time.monotonic() + GIVE_UP_SECONDS, True
+
+        def choose_delay(error: Exception, attempt: int) -> float | None:
+            nonlocal is_refused
+            is_refused = is_refused and get_status(error) in (400, 401, 403, 404, 410, 429)
+            if time.monotonic() <= give_up_at and not self._end_reason and is_transient(error):
+                return get_delay(error, attempt)
+            self._may_be_delivered = not is_refused
+            return None
+
+        self._may_be_delivered = True
+        process, (session, command) = self._remote.process, self._command
+        await call_with_retries(
+            lambda: process.send_session_command_input(session, command, text, CALL_SECONDS), choose_delay
+        )
 
     async def _shrink(self, data: bytes) -> bytes:
         """Return a small frame unchanged. Upload the body of a large one and return a frame that names the file."""
@@ -175,33 +198,6 @@ class DaytonaChannel:
             lambda: self._remote.fs.upload_file(body, header["file"], int(SETUP_SECONDS)), remote=self._remote
         )
         return encode_frame(header)
-
-    async def _send_input(self, text: str, futures: list[asyncio.Future[None]]) -> None:
-        """Send one input. A lost input is sent again, because the driver ignores frames that it already has."""
-        session, command = self._command
-        process, loop = self._remote.process, asyncio.get_running_loop()
-        give_up_at, may_be_delivered, is_delivered = loop.time() + GIVE_UP_SECONDS, False, True
-
-        def choose_delay(error: Exception, attempt: int) -> float | None:
-            nonlocal may_be_delivered
-            may_be_delivered = may_be_delivered or get_status(error) not in (400, 401, 403, 404, 410, 429)
-            is_over = loop.time() > give_up_at or self._end_reason or not is_transient(error)
-            return None if is_over else get_delay(error, attempt)
-
-        try:
-            await call_with_retries(
-                lambda: process.send_session_command_input(session, command, text, CALL_SECONDS), choose_delay
-            )
-        except asyncio.CancelledError:
-            self._end("it was shut down")
-            raise
-        except daytona.DaytonaError as error:
-            is_delivered = may_be_delivered
-            if get_status(error) == 410:  # The log's end gives a better reason.
-                await asyncio.wait(self._tasks[:1], timeout=LAST_WORDS_SECONDS)
-            self._end(f"it takes no input: {get_message(error)}")
-        finally:
-            self._settle(futures, is_delivered)
 
     # -- from the driver
 

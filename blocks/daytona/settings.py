@@ -66,8 +66,7 @@ class DaytonaSettings(DaytonaAccountSettings, SnapshotSettings):
         default=604_800,
         ge=3600,
         title="Snapshot lifetime",
-        description="Seconds after which an unused snapshot of a set-up is deleted, by `rlm-batch reap` or when the "
-        "next one is made.",
+        description="Seconds after which `rlm-batch reap` deletes an unused snapshot of a set-up.",
     )
     start_timeout: int = Field(
         default=120,

@@ -9,7 +9,6 @@ import hashlib
 import json
 import logging
 import time
-from contextlib import suppress
 from functools import partial
 from weakref import WeakKeyDictionary
 
@@ -27,7 +26,6 @@ MIN_SETUP_SECONDS = 5.0  # With "auto", a faster set-up is not kept.
 CAPTURE_SECONDS = 900.0  # Daytona's own limit for a capture (daytonaio/daytona#4990)
 PAGE_SIZE = 100  # snapshots in one page of a list
 CHANGING_STATES = ("building", "pending", "pulling", "snapshotting", "unknown_default_open_api")
-BROKEN_STATES = ("error", "build_failed")
 
 log = logging.getLogger("rlm_batch.daytona")
 
@@ -69,8 +67,6 @@ class Environment:
             self.is_refused = True
             return
         reason = ""
-        with suppress(daytona.DaytonaError):
-            await _delete_expired_snapshots(client, settings.snapshot_ttl)
         try:
             await remote.create_snapshot(self.name, CAPTURE_SECONDS)
         except daytona.DaytonaError as error:
@@ -100,13 +96,8 @@ def find_environment(settings: DaytonaSettings, commit: str | None) -> Environme
         return None
     target = settings.get_account_setting("target")
     origin = [settings.snapshot, settings.image, settings.cpu, settings.memory, settings.disk, target]
-    content = [
-        FORMAT,
-        origin,
-        settings.setup,
-        sorted(settings.packages),
-        settings.repo_url and [settings.repo_url, commit],
-    ]
+    repository = settings.repo_url and [settings.repo_url, commit]
+    content = [FORMAT, origin, settings.setup, sorted(settings.packages), repository]
     digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:24]
     account = hashlib.sha256(repr(get_account_key(settings)).encode()).hexdigest()
     environments = _environments.setdefault(asyncio.get_running_loop(), {})
@@ -141,19 +132,12 @@ async def delete_snapshot(client: daytona.AsyncDaytona, snapshot_id: str) -> Non
             raise
 
 
-async def _delete_expired_snapshots(client: daytona.AsyncDaytona, ttl: float) -> None:
-    for info in sorted(await list_snapshots(client, ttl), key=lambda info: info.last_used):
-        if info.expires < time.time():
-            await delete_snapshot(client, info.id)
-
-
 async def _wait_for_snapshot(client: daytona.AsyncDaytona, name: str, seconds: float) -> bool:
     """Return whether the snapshot exists and can be used, waiting while its state changes. Raise DaytonaError.
 
-    An inactive snapshot is activated, and a broken one is deleted.
+    A broken or inactive one is deleted.
     """
-    loop = asyncio.get_running_loop()
-    give_up_at, pause, was_activated = loop.time() + seconds, 0.2, False
+    give_up_at, pause = time.monotonic() + seconds, 0.2
     while True:
         try:
             snapshot = await retry_call(lambda: client.snapshot.get(name))
@@ -162,13 +146,10 @@ async def _wait_for_snapshot(client: daytona.AsyncDaytona, name: str, seconds: f
         state = get_state(snapshot)
         if state == "active":
             return True
-        if state in BROKEN_STATES:
+        if state not in CHANGING_STATES:
             await delete_snapshot(client, snapshot.id)
             return False
-        if state == "inactive" and not was_activated:
-            was_activated = True
-            await retry_call(partial(client.snapshot.activate, snapshot.id))
-        elif state not in CHANGING_STATES or loop.time() + pause > give_up_at:
+        if time.monotonic() + pause > give_up_at:
             return False
         await asyncio.sleep(pause)
         pause = min(2 * pause, 2.0)

@@ -7,8 +7,8 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -68,19 +68,6 @@ async def keep_modules(modules: PythonPath) -> str:
     return str(await make_once(resolve_cache_root() / "python-path" / modules.digest[:24], write))
 
 
-@asynccontextmanager
-async def lock_file(path: Path) -> AsyncIterator[None]:
-    """Hold a lock against other processes of this machine. Raises OSError if the file cannot be written."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        while not try_lock(lock):  # noqa: ASYNC110 - the kernel sends no event
-            await asyncio.sleep(0.1)
-        yield
-    finally:
-        os.close(lock)
-
-
 async def make_once(folder: Path, make: Callable[[Path], Awaitable[None]]) -> Path:
     """Return `folder`. The first caller on this machine fills it with `make`; other callers wait for its lock.
 
@@ -97,12 +84,18 @@ async def make_once(folder: Path, make: Callable[[Path], Awaitable[None]]) -> Pa
 
 
 async def _make_unless_made(folder: Path, make: Callable[[Path], Awaitable[None]]) -> None:
-    async with lock_file(folder.with_name(folder.name + ".lock")):
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    lock = os.open(folder.with_name(folder.name + ".lock"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        while not try_lock(lock):  # noqa: ASYNC110 - the kernel sends no event
+            await asyncio.sleep(0.1)
         if not folder.is_dir():
             with tempfile.TemporaryDirectory(dir=folder.parent, prefix="half-", ignore_cleanup_errors=True) as half:
                 os.chmod(half, 0o755)
                 await make(Path(half))
                 os.rename(half, folder)
+    finally:
+        os.close(lock)
 
 
 def _mark_used(folder: Path) -> bool:

@@ -27,12 +27,6 @@ class HostFiles:
     mounts: tuple[HostMount, ...] = ()
     archive: bytes | None = None
 
-    def pack(self) -> "HostFiles":
-        """Return a copy with the archive, if there is something to upload."""
-        if self.python_path is None and all(mount.files is None for mount in self.mounts):
-            return self
-        return replace(self, archive=_build_archive(self))
-
     def build_fingerprint(self) -> dict[str, Any]:
         """Return digests of the files, as JSON, because a result depends on the files."""
         modules = {} if self.python_path is None else {"python_path": self.python_path.digest}
@@ -64,7 +58,8 @@ def read_host_files(
     """
     modules = read_python_path(python_path) if python_path else None
     files = HostFiles(modules, read_mounts(mounts, is_uploaded=not is_bound) if mounts is not None else ())
-    return files.pack() if is_uploaded else files
+    has_uploads = modules is not None or any(mount.files is not None for mount in files.mounts)
+    return replace(files, archive=_build_archive(files)) if is_uploaded and has_uploads else files
 
 
 def _build_archive(files: HostFiles) -> bytes:

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ...sandbox.errors import ConfigurationError
-from .source_tree import MAX_BYTES, ReadBudget, locate_source, open_source
+from .source_tree import MAX_BYTES, ReadBudget, locate_source, open_source, raise_error
 
 # Directories that the system or rlm-batch needs in the sandboxes of at least one provider.
 RESERVED = (
@@ -167,23 +167,19 @@ def _read_mount(target: str, source: Path, text: str, fd: int, budget: ReadBudge
             budget.spend(source, status.st_size)
             with open(fd, "rb", closefd=False) as file:
                 files[""] = file.read(MAX_BYTES + 1)
-        digest = _digest_contents(files)
+        contents = hashlib.sha256()
+        for path, data in sorted(files.items()):
+            contents.update(f"{path}\0{hashlib.sha256(data).hexdigest()}\0".encode())
+        digest = contents.hexdigest()
     return HostMount(target, source, is_directory, status.st_dev, status.st_ino, digest, other_file_system, files)
 
 
 def _list_entries(directory: int) -> Iterator[tuple[str, os.stat_result, int]]:
     """Yield all entries below an open directory in a fixed order: path, status, and the parent's descriptor."""
-    for folder, folders, names, at in os.fwalk(".", dir_fd=directory, onerror=_raise):
+    for folder, folders, names, at in os.fwalk(".", dir_fd=directory, onerror=raise_error):
         folders.sort()
         for name in sorted((*folders, *names)):
             yield os.path.normpath(f"{folder}/{name}"), os.stat(name, dir_fd=at, follow_symlinks=False), at
-
-
-def _digest_contents(files: dict[str, bytes]) -> str:
-    digest = hashlib.sha256()
-    for path, data in sorted(files.items()):
-        digest.update(f"{path}\0{hashlib.sha256(data).hexdigest()}\0".encode())
-    return digest.hexdigest()
 
 
 def _check_target(text: object) -> str:
@@ -211,7 +207,3 @@ def _check_source(text: str) -> Path:
             "name a directory in it"
         )
     return source
-
-
-def _raise(error: OSError) -> None:
-    raise error

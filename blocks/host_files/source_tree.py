@@ -71,7 +71,7 @@ class ReadBudget:
         Links, pipes and devices are skipped. Raises ConfigurationError, OSError.
         """
         files: dict[str, bytes] = {}
-        for folder, folders, names, at in os.fwalk(".", dir_fd=directory, onerror=_raise):
+        for folder, folders, names, at in os.fwalk(".", dir_fd=directory, onerror=raise_error):
             folders[:] = sorted(name for name in folders if not is_left_out(name))
             for name in sorted(names):
                 path, status = os.path.normpath(f"{folder}/{name}"), os.stat(name, dir_fd=at, follow_symlinks=False)
@@ -91,5 +91,6 @@ class ReadBudget:
         return files
 
 
-def _raise(error: OSError) -> NoReturn:
+def raise_error(error: OSError) -> NoReturn:
+    """Raise the error, as `os.fwalk` does not by default."""
     raise error

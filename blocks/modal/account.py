@@ -1,4 +1,4 @@
-"""A signed-in client of Modal, its app and its volumes. Each is created once per process."""
+"""A signed-in client of Modal, its app and its volumes, each created once per process; finding and ending sandboxes."""
 
 import asyncio
 import logging
@@ -6,6 +6,7 @@ import os
 import weakref
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Hashable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -14,14 +15,17 @@ from grpclib.exceptions import StreamTerminatedError
 from modal.config import config
 
 from ...sandbox.caller import name_parameter
-from ...sandbox.errors import ConfigurationError, SandboxStartError
-from .errors import THROTTLE_SECONDS, get_last_line, map_error
+from ...sandbox.cancellation import announce_removal
+from ...sandbox.errors import ConfigurationError, RlmBatchError, SandboxStartError
+from .errors import THROTTLE_SECONDS, get_last_line, map_error, retry_until_done
 from .settings import ModalSettings
 
 T = TypeVar("T")
 
 ENVIRONMENT_NAMES = ("SERVER_URL", "TOKEN_ID", "TOKEN_SECRET", "PROFILE", "ENVIRONMENT")
 SIGN_IN_SECONDS = 10.0  # seconds for Modal to answer. Its client would retry for a minute, or wait for ever.
+
+log = logging.getLogger("rlm_batch.modal")
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,55 @@ async def get_volume(settings: ModalSettings) -> modal.Volume | None:
         return volume
 
     return await make_once(settings, ("volume", name), make)
+
+
+async def terminate_sandbox(sandbox: modal.Sandbox, *, wait: bool = False) -> None:
+    """Terminate a sandbox and close its connection. Terminating an ended sandbox is not an error.
+
+    With `wait`, return only when the sandbox has ended. Until then it counts against the limit of sandboxes. Raise the
+    client's errors.
+    """
+    try:
+        await retry_until_done(lambda: sandbox.terminate.aio(wait=True) if wait else sandbox.terminate.aio())
+    except modal.exception.NotFoundError:
+        return
+    finally:
+        with suppress(Exception):
+            await sandbox.detach.aio()  # Without `detach` its socket stays open for half a minute.
+
+
+async def try_to_terminate(sandbox: modal.Sandbox, *, wait: bool) -> None:
+    """Terminate a sandbox, but log errors instead of raising them. Modal ends the sandbox at its lifetime anyway."""
+    try:
+        await terminate_sandbox(sandbox, wait=wait)
+    except modal.exception.Error as error:
+        log.warning("sandbox %s was not removed: %s", sandbox.object_id, get_last_line(error))
+
+
+async def terminate_abandoned(creating: asyncio.Future[modal.Sandbox], wait: bool) -> None:
+    """Wait for the end of an abandoned creation, and terminate its sandbox."""
+    try:
+        with announce_removal(log):
+            sandbox = await creating
+    except RlmBatchError:
+        return
+    await try_to_terminate(sandbox, wait=wait)
+
+
+async def find_sandbox(settings: ModalSettings, account: Account, name: str) -> modal.Sandbox | None:
+    """Find the sandbox of that name after a creation call without an answer. Return None if none exists."""
+    try:
+        return await retry_until_done(
+            lambda: modal.Sandbox.from_name.aio(settings.app_name, name, client=account.client)
+        )
+    except modal.exception.NotFoundError:
+        return None
+    except modal.exception.Error as error:
+        log.warning(
+            "Modal did not say whether it opened sandbox %s (%s); if it did, it ends after %s s at most",
+            *(name, get_last_line(error), settings.idle_timeout),
+        )
+        return None
 
 
 def _get_token(settings: ModalSettings) -> tuple[str | None, ...]:

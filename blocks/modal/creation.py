@@ -11,8 +11,7 @@ from ...sandbox.cancellation import run_shielded
 from ...sandbox.errors import ConfigurationError, SandboxStartError
 from .. import git as repository
 from ..host_files.files import ARCHIVE_PATH, UNPACK_ARCHIVE, HostFiles, describe_unpacking_failure
-from .account import Account, get_volume, open_account
-from .deletion import find_sandbox, terminate_abandoned
+from .account import Account, find_sandbox, get_volume, open_account, terminate_abandoned
 from .errors import get_last_line, map_error, retry_refused
 from .handle import ModalSandboxHandle
 from .image import MIN_SANDBOXES, add_clone_to_image, build_image

@@ -14,8 +14,8 @@ from modal.types import FileType
 from ...sandbox.errors import SandboxLost, VolumeError
 from ..cloud_sandbox import CloudSandbox, FileStatus
 from ..host_files.files import HostFiles
+from .account import try_to_terminate
 from .channel import ModalChannel
-from .deletion import try_to_terminate
 from .errors import get_last_line, map_error, retry_refused
 from .settings import ModalSettings
 

@@ -63,7 +63,7 @@ class ModalProvider(ModalSettings, SandboxProvider):
     async def delete_sandbox(self, sandbox_id: str) -> bool:
         import modal
 
-        from .deletion import terminate_sandbox
+        from .account import terminate_sandbox
 
         async with self._use_account(f"sandbox {sandbox_id} could not be removed") as account:
             with suppress(modal.exception.NotFoundError):

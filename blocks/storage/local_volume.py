@@ -19,7 +19,6 @@ from .safe_paths import enter_directory_below, read_file_below, replace_file_bel
 FIRST_GID = 0x59000000  # The first group id of volumes if the host process is root, far from ids that systems assign.
 GIDS = 1 << 24
 UMASK = 0o002  # The umask of code with a separate user: the volume's group may write its files.
-FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 MAX_DEPTH = 200  # Levels of directories in a list. Each holds an open descriptor.
 OWN_MODES, SHARED_MODES = (0o755, 0o644), (0o2775, 0o664)  # modes of folders and files; shared: for a group
 
@@ -142,8 +141,18 @@ class LocalVolume(VolumeStore):
                     raise VolumeError(f"{path!r} is a link or a pipe: name the file itself")
                 return [VolumeFile("/".join(way), entry.st_size)]
             files: list[VolumeFile] = []
-            folder = os.open(way[-1] if way else ".", FOLDER_FLAGS, dir_fd=at)
-            _add_files(files, way, folder)
+            for folder, folders, names, fd in os.fwalk(way[-1] if way else ".", dir_fd=at):  # It follows no links.
+                if folder.count("/") > MAX_DEPTH:
+                    raise VolumeError(
+                        f"{folder[:99]}... has more than {MAX_DEPTH} nested directories: list a path in it"
+                    )
+                folders[:] = [name for name in folders if not is_reserved_name(name)]
+                for name in names:
+                    with suppress(FileNotFoundError):  # Code deleted the file meanwhile.
+                        entry = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                        if stat.S_ISREG(entry.st_mode) and not is_reserved_name(name):
+                            place = os.path.normpath("/".join((*way[:-1], folder, name)))
+                            files.append(VolumeFile(place, entry.st_size))
         return sorted(files, key=lambda file: file.path)
 
     def _delete(self, path: str) -> None:
@@ -162,26 +171,6 @@ def _check_file_path(path: str) -> str:
     if not (names := split_volume_path(path)):
         raise VolumeError("the volume itself is a directory: name a file in it")
     return "/".join(names)
-
-
-def _add_files(files: list[VolumeFile], way: tuple[str, ...], folder: int) -> None:
-    """Add the files at or below an open folder, without following links, and close the folder."""
-    try:
-        if len(way) > MAX_DEPTH:
-            raise VolumeError(
-                f"{'/'.join(way[:3])}/... has more than {MAX_DEPTH} nested directories: list a path in it, or delete it"
-            )
-        with os.scandir(folder) as found:
-            entries = [entry for entry in found if not is_reserved_name(entry.name)]
-        for entry in entries:
-            with suppress(FileNotFoundError):  # Code deleted the entry meanwhile.
-                if entry.is_dir(follow_symlinks=False):
-                    _add_files(files, (*way, entry.name), os.open(entry.name, FOLDER_FLAGS, dir_fd=folder))
-                elif entry.is_file(follow_symlinks=False):
-                    size = entry.stat(follow_symlinks=False).st_size
-                    files.append(VolumeFile("/".join((*way, entry.name)), size))
-    finally:
-        os.close(folder)
 
 
 @contextmanager

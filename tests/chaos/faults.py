@@ -131,7 +131,6 @@ class Modal:
             lifetime=LIFETIME,
             idle_timeout=LIFETIME,
             max_sandboxes=SLOTS,
-            workdir="/sandbox" if hello["has_namespaces"] else tempfile.gettempdir(),
         )
 
     def sandboxes(self) -> set[str]:

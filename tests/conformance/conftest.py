@@ -19,7 +19,6 @@ from rlm_batch.sandbox.interpreter import Interpreter
 from ..infra.isolation_levels import find_strongest_level
 from ..infra.requirements import mark_level
 from ..infra.waiting import HANG_SECONDS
-from ..standins.mount_namespace import find_refusal
 
 PROVIDER_NAMES = [
     name
@@ -42,7 +41,6 @@ def pytest_configure(config: pytest.Config) -> None:
     for line in (
         "local_first: the host and the driver do this without the provider, so on a cloud the test is full",
         "every_provider: among tests that are local_first, one that is never full",
-        "own_machine: on a cloud the test needs files or processes that are the sandbox's own, as a volume does",
     ):
         config.addinivalue_line("markers", line)
 
@@ -57,8 +55,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if getattr(item, "originalname", "") not in QUICK_IN_CONTAINERS:
                 item.add_marker(pytest.mark.full)
             continue
-        if "volume_name" in item.fixturenames or item.get_closest_marker("own_machine"):  # type: ignore[attr-defined]
-            item.add_marker(pytest.mark.requires("namespaces"))
+        item.add_marker(pytest.mark.requires("namespaces"))
         if item.get_closest_marker("local_first") and not item.get_closest_marker("every_provider"):
             item.add_marker(pytest.mark.full)
 
@@ -78,11 +75,7 @@ def make_daytona(_name: str, memory_mib: int, request: pytest.FixtureRequest) ->
 
 def make_modal(_name: str, memory_mib: int, request: pytest.FixtureRequest) -> SandboxProvider:
     hello = request.getfixturevalue("modal_standin").hello
-    # Without namespaces a sandbox has no root directory, so the block sets a working directory on this machine.
-    place: dict[str, Any] = {}
-    if find_refusal():
-        place["workdir"] = str(request.getfixturevalue("tmp_path_factory").mktemp("sandbox"))
-    return ModalSandbox(token_id=hello["token_id"], token_secret=hello["token_secret"], memory_mib=memory_mib, **place)
+    return ModalSandbox(token_id=hello["token_id"], token_secret=hello["token_secret"], memory_mib=memory_mib)
 
 
 def make_container(_name: str, memory_mib: int, request: pytest.FixtureRequest) -> SandboxProvider:

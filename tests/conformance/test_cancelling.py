@@ -125,7 +125,6 @@ async def test_code_that_ran_before_its_start_was_reported_counts_as_sent(provid
 
 
 @pytest.mark.every_provider
-@pytest.mark.own_machine
 async def test_shutdown_ends_an_execution_with_an_error_without_waiting_for_code(
     provider: SandboxProvider,
 ) -> None:

@@ -34,7 +34,6 @@ async def test_concurrent_executions_share_one_sandbox_and_keep_their_results(pr
         await interpreter.shutdown()
 
 
-@pytest.mark.own_machine
 async def test_concurrent_sandboxes_share_no_files(provider: SandboxProvider) -> None:
     async with provider.interpreter() as first, provider.interpreter() as second:
         await first.execute("open('note.txt', 'w').write('x')")
@@ -56,7 +55,6 @@ async def test_five_sandboxes_run_concurrently(provider: SandboxProvider) -> Non
 
 
 @pytest.mark.local_first
-@pytest.mark.own_machine
 async def test_concurrent_large_and_small_results_come_back_complete(interpreter: Interpreter) -> None:
     large = [interpreter.execute("SUBMIT(text='x' * 1_000_000)") for _ in range(4)]
     small = [interpreter.execute("SUBMIT(i=i)", {"i": i}) for i in range(8)]

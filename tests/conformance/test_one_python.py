@@ -13,7 +13,7 @@ from rlm_batch.sandbox.driver_settings import Preparation
 
 from ..infra.waiting import HANG_SECONDS
 
-pytestmark = [pytest.mark.anyio, pytest.mark.own_machine]
+pytestmark = pytest.mark.anyio
 
 # This code starts Python in many ways, asks each one a question, and returns the answers that differ from its own.
 ASK_CHILDREN = """

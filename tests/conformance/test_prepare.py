@@ -401,7 +401,6 @@ PARENTS = """
     """
 
 
-@pytest.mark.own_machine
 async def test_processes_of_prepare_survive_the_end_of_their_parents(provider: SandboxProvider) -> None:
     async with open_prepared(provider, SHELL) as one:
         await one.execute("open('go', 'w').close()\nwhile not os.path.exists('over'): time.sleep(0.01)")

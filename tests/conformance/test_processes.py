@@ -170,7 +170,6 @@ async def test_processes_that_an_execution_leaves_end_with_it(interpreter: Inter
         await interpreter.execute(TAKE_LOCK)
 
 
-@pytest.mark.own_machine
 async def test_processes_that_a_context_leaves_run_until_it_is_forgotten(interpreter: Interpreter) -> None:
     await interpreter.execute(dedent(LEAVING["a daemon"]) + UNTIL_HELD, {"hold": HOLD}, context="c")
     assert (await interpreter.execute(IS_HELD)).output is True

@@ -127,7 +127,6 @@ def test_a_reset_clears_the_names_and_keeps_sandbox_and_files(make: Make) -> Non
 
 
 @pytest.mark.every_provider
-@pytest.mark.own_machine
 def test_files_are_uploaded_and_downloaded_without_following_links(make: Make, tmp_path: Path) -> None:
     with make() as interpreter:
         (tmp_path / "module.py").write_text("ANSWER = 42\n")

@@ -55,7 +55,6 @@ async def test_tools_take_and_return_every_json_value(provider: SandboxProvider)
 
 
 @pytest.mark.every_provider
-@pytest.mark.own_machine
 async def test_tools_take_and_return_large_values(provider: SandboxProvider) -> None:
     code = """
         text = repeat("é", 10_000_000)

@@ -32,11 +32,7 @@ WITH_NEEDS = [
         marks=[
             *([] if block.page in FIRST_PAGES and "scikit-learn" not in block.text else [pytest.mark.full]),
             *([pytest.mark.requires("index")] if "scikit-learn" in block.text else []),
-            *(
-                [pytest.mark.requires("namespaces")]
-                if re.search("(Daytona|Modal).*volume", block.text, re.DOTALL)
-                else []
-            ),
+            *([pytest.mark.requires("namespaces")] if re.search("Daytona|Modal", block.text) else []),
             *([pytest.mark.requires("podman")] if "container" in block.text.lower() else []),
         ],
     )

@@ -31,7 +31,8 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 # Fixtures and the requirement of every test that uses one.
 FIXTURES = {
     "ui": "chromium",
-    "modal_sandbox": "namespaces",
+    "daytona": "namespaces",
+    "modal_standin": "namespaces",
     "remote": "namespaces",
     "small_volume": "root",
     "small_disk": "root",

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from rlm_batch import ConfigurationError, ContainerSandbox, batch
+from rlm_batch import ConfigurationError, ContainerSandbox
 from rlm_batch.blocks.container.creation import check_consent
 
 from ...infra.podman.store import name_image
@@ -72,21 +72,3 @@ async def test_a_deployments_run_needs_its_workers_consent(
             await provider.open({})
     monkeypatch.setenv("RLM_BATCH_ALLOW_NETWORK", "1")
     check_consent(ContainerSandbox(network=True, runtime="runsc"))
-
-
-@pytest.mark.full
-@pytest.mark.requires("podman")
-@pytest.mark.usefixtures("server", "no_process_left")
-async def test_a_flow_runs_in_containers_with_the_options_of_its_run(
-    container: ContainerSandbox, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    options = {"memory_mib": 256, "disk_mib": 32}
-    path = tmp_path_factory.mktemp("results")
-    code = "import os; SUBMIT(y=x + 1, room=os.statvfs('/tmp').f_blocks * os.statvfs('/tmp').f_frsize)"
-    results = await batch(
-        code, inputs=[{"x": 1}, {"x": 2}], provider="container:podman", provider_options=options, results_path=str(path)
-    )
-    assert [(result.y, result.room, result.meta.isolation) for result in results] == [
-        (2, 32 << 20, "podman"),
-        (3, 32 << 20, "podman"),
-    ]

@@ -84,8 +84,8 @@ except OSError as error:
         # SELinux would refuse files without a container's label.
         assert "label=disable" in await asyncio.to_thread(run_podman, "inspect", interpreter.sandbox.id)
     for place in ("/data,x", '/"data'):
-        with pytest.raises(ConfigurationError, match="which an engine cannot mount"):
-            await container.with_files(mounts={place: data}).check()
+        with pytest.raises(ConfigurationError, match="an engine cannot mount it"):
+            await container.with_files(mounts={place: data}).open({})
     check = HostMount.check_source
 
     def exchange_after(mount: HostMount) -> None:

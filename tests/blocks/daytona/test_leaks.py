@@ -64,16 +64,6 @@ async def test_the_creating_call_sends_name_labels_and_lifetime(standin: Any) ->
 # -- creations
 
 
-async def test_a_creation_cancelled_at_once_leaves_no_sandbox(standin: Any) -> None:
-    await DaytonaSandbox().check()  # The first client of a process takes seconds.
-    opening = asyncio.create_task(open_sandbox(DaytonaSandbox()))
-    await asyncio.sleep(0)
-    opening.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await opening
-    await wait_until_empty(standin)
-
-
 @pytest.mark.parametrize("moment", ["before its answer", "while it starts"])
 async def test_cancelled_creations_are_deleted_when_possible_and_the_log_warns(
     moment: str, standin: Any, wait_for_call: Callable[..., Any], caplog: pytest.LogCaptureFixture
@@ -185,20 +175,6 @@ async def test_a_failed_deletion_is_not_an_error_and_the_lifetime_ends_the_sandb
     await wait_until_empty(standin)
 
 
-async def test_a_cancelled_deletion_still_completes(standin: Any, wait_for_call: Callable[..., Any]) -> None:
-    interpreter = DaytonaSandbox().interpreter()
-    await interpreter.start()
-    delay(standin, "^DELETE")
-    closing = asyncio.create_task(interpreter.shutdown())
-    await wait_for_call(DELETE)
-    closing.cancel()
-    await asyncio.sleep(0)
-    go_on(standin)
-    with pytest.raises(asyncio.CancelledError):
-        await closing
-    await wait_until_empty(standin)
-
-
 async def test_every_page_of_own_sandboxes_is_listed_and_deleting_twice_succeeds(
     standin: Any,
 ) -> None:
@@ -271,20 +247,6 @@ async def test_without_a_lifetime_setting_an_idle_sandbox_is_stopped_and_deleted
     assert (box["autoStopInterval"], box["autoDeleteInterval"]) == (5, 0)
     standin.set(minute=0.01)
     await wait_until_empty(standin)
-
-
-@pytest.mark.full
-async def test_without_a_lifetime_setting_the_host_stops_keeping_expired_sandboxes_awake(
-    standin: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(channel, "KEEP_AWAKE_SECONDS", 0.1)
-    await DaytonaSandbox().check()  # The first client of a process takes seconds.
-    standin.set(unknown_fields=["ttlMinutes"])
-    interpreter = DaytonaSandbox(lifetime=8).interpreter()
-    await interpreter.start()
-    standin.set(minute=1.0)  # The sandbox stops after 5 s without a call.
-    await wait_until_empty(standin)
-    await interpreter.shutdown()
 
 
 # -- hosts that die

@@ -17,8 +17,7 @@ from rlm_batch import ConfigurationError, DaytonaInterpreter, DaytonaSandbox, Vo
 from ...standins.git_server import GitServer
 from ...standins.wheels import write_wheel
 
-# The stand-in needs namespaces to give each sandbox its own paths.
-pytestmark = [pytest.mark.anyio, pytest.mark.requires("namespaces")]
+pytestmark = pytest.mark.anyio
 
 TOKEN = "token-of-the-repository"
 

@@ -73,7 +73,6 @@ async def test_one_execution_takes_five_calls_and_a_sixth_for_secrets(
     assert standin.state()["counts"] == Counter(expected)
 
 
-@pytest.mark.requires("namespaces")  # Without namespaces the stand-in keeps its files elsewhere.
 async def test_a_secret_is_in_no_command_and_no_file() -> None:
     async with execute(DaytonaSandbox(environment=SECRET).interpreter(), READ_TRACES) as result:  # type: ignore[arg-type]
         assert result.hits == 0

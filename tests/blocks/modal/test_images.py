@@ -134,7 +134,6 @@ async def test_a_private_repository_is_cloned_without_leaving_its_token(
     assert TOKEN not in str(await block.fingerprint())
 
 
-@pytest.mark.requires("namespaces")
 async def test_sandboxes_start_from_an_image_with_the_set_up_and_the_clone(
     modal_sandbox: Make, modal_standin: Any, repository: GitServer
 ) -> None:
@@ -174,7 +173,6 @@ async def test_a_clone_that_no_image_can_have_is_made_in_each_sandbox(
     assert "no network in builds" in caplog.text
 
 
-@pytest.mark.requires("namespaces")
 async def test_a_failed_set_up_says_why(modal_sandbox: Make, modal_standin: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"the reason; correct `image`, `setup` or `packages`"):
         await modal_sandbox(setup="echo the reason; exit 3").open({})

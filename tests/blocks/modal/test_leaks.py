@@ -83,17 +83,6 @@ async def test_cancelled_creations_are_awaited_and_deleted_and_the_log_warns(
     assert [record.getMessage() for record in caplog.records if record.name == "rlm_batch.modal"] == [warning] * 3
 
 
-async def test_cancelling_starting_interpreters_leaves_no_sandbox(modal_sandbox: Make, modal_standin: Any) -> None:
-    block = modal_sandbox()
-    modal_standin.ask("faults", rules=[{"method": "TaskExecStart", "delay": HOUR, "times": 3}])
-    starting = [asyncio.create_task(block.interpreter().start()) for _ in range(6)]
-    await wait_for_call(modal_standin, "TaskExecStart", 6)
-    for task in starting:
-        task.cancel()
-    await asyncio.gather(*starting, return_exceptions=True)
-    assert not find_sandboxes(modal_standin)
-
-
 @pytest.mark.parametrize(
     "rules",
     [
@@ -132,16 +121,6 @@ async def test_a_creation_that_fails_or_times_out_is_an_error(modal_sandbox: Mak
     block.start_timeout = 1
     with pytest.raises(SandboxStartError, match=r"within 1 s: raise start_timeout"):
         await block.open(block.labels(""))
-
-
-async def test_a_failed_deletion_is_retried(modal_sandbox: Make, modal_standin: Any) -> None:
-    block = modal_sandbox()
-    sandbox = await block.open(block.labels(""))
-    rules = [{"method": "SandboxTerminateV2", "status": "RESOURCE_EXHAUSTED", "times": 2}]
-    modal_standin.ask("faults", rules=rules)
-    await sandbox.remove()
-    assert not find_sandboxes(modal_standin)
-    await sandbox.remove()
 
 
 async def test_a_driver_that_does_not_start_leaves_no_sandbox(modal_sandbox: Make, modal_standin: Any) -> None:

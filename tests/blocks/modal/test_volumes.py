@@ -137,7 +137,6 @@ with ThreadPoolExecutor(max_workers=3) as pool:
 """
 
 
-@pytest.mark.requires("namespaces")
 def test_a_program_that_processes_chunks_runs_without_warnings(modal_standin: Any, no_process_left: None) -> None:
     hello = modal_standin.hello
     environment = {**os.environ, "MODAL_TOKEN_ID": hello["token_id"], "MODAL_TOKEN_SECRET": hello["token_secret"]}

@@ -11,7 +11,7 @@ from rlm_batch.blocks.provider import SandboxProvider
 from rlm_batch.sandbox.driver_settings import Preparation
 from rlm_batch.sandbox.process_identity import read_own_identity
 
-pytestmark = [pytest.mark.anyio, pytest.mark.own_machine]
+pytestmark = pytest.mark.anyio
 CODE = """
 import os
 try:

@@ -9,7 +9,7 @@ import pytest
 from rlm_batch.blocks.provider import SandboxProvider
 from rlm_batch.sandbox.driver_settings import Preparation
 
-pytestmark = [pytest.mark.anyio, pytest.mark.own_machine]
+pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture

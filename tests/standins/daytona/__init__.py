@@ -4,9 +4,8 @@
 
 The server prints the environment to export, and serves until interrupted. Each sandbox is a directory and real
 processes on this machine. Each process sees that directory as /home/daytona and /tmp, and the requested volumes at
-their mounts. If the kernel provides no namespaces, code runs in the directory itself (its home), and volumes are
-refused. Names below /tmp in the client's requests are then replaced by names of the sandbox. This is not isolation:
-code can read all files of this user and use the network.
+their mounts, in namespaces that the kernel has to provide. This is not isolation: code can read all files of this user
+and use the network.
 
 The stand-in follows the daemon's published source and the observed service in these points:
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -17,7 +15,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from ..mount_namespace import find_refusal, make_command
+from ..mount_namespace import make_command
 from ..process import die_with_parent
 from .answers import daemon, now
 from .sessions import Command, Session
@@ -86,8 +84,6 @@ class Box:
         self.mounts = mounts
         self.sessions: dict[str, Session] = {}
         self.processes: set[asyncio.subprocess.Process] = set()
-        self.has_namespaces = not find_refusal()
-        self.outside: set[Path] = set()  # files outside the folder, written without namespaces
         self.ttl_began = self.active = time.monotonic()
         self.memory_kib = body["memory"] * 1024 * 1024 if body.get("memory") else None
 
@@ -128,58 +124,27 @@ class Box:
 
     # -- paths
 
-    @property
-    def home(self) -> str:
-        return HOME if self.has_namespaces else str(self.folder / "home")
-
-    def rename_temporary_files(self, data: bytes) -> bytes:
-        """Return a client's bytes; without a private /tmp, with replaced names of files there.
-
-        A replacement has the length of the original name, so that byte counts stay correct.
-        """
-        if self.has_namespaces:
-            return data
-        own = os.fsencode(self.folder).split(b"/")[2]  # the folder itself may be in /tmp
-
-        def rename(found: re.Match[bytes]) -> bytes:
-            name = found[1]
-            renamed = Path("/tmp", hashlib.shake_256(self.id.encode() + name).hexdigest(len(name))[: len(name)])
-            is_renamed = Path("/tmp", os.fsdecode(name)) in self.outside  # the name is already renamed
-            is_taken = renamed not in self.outside and renamed.exists()
-            if name == own or is_renamed or is_taken or len(name) < 8:  # a short name could be another file's
-                return found[0]
-            self.outside.add(renamed)
-            return os.fsencode(renamed)
-
-        return re.sub(rb"(?<![\w.-])/tmp/([\w.-]+)", rename, data)
-
     def place(self, path: str) -> Path:
         """Map a path in the sandbox to its path on this machine."""
-        path = os.path.normpath(os.path.join(self.home, path))
-        inside = {**self.mounts, HOME: self.folder / "home", "/tmp": self.folder / "tmp"} if self.has_namespaces else {}
+        path = os.path.normpath(os.path.join(HOME, path))
+        inside = {**self.mounts, HOME: self.folder / "home", "/tmp": self.folder / "tmp"}
         for mount in sorted(inside, key=len, reverse=True):
             if path == mount or path.startswith(mount + "/"):
                 return inside[mount] / path[len(mount) :].lstrip("/")
-        if self.has_namespaces:
-            raise daemon(400, f"this stand-in writes below {HOME} and /tmp only, not {path}", "INVALID_FILE_PATH")
-        return Path(os.fsdecode(self.rename_temporary_files(os.fsencode(path))))
+        raise daemon(400, f"this stand-in writes below {HOME} and /tmp only, not {path}", "INVALID_FILE_PATH")
 
     # -- processes
 
-    def argv(self, command: str, cwd: str | None) -> tuple[list[str], dict[str, str], str | None]:
-        """Return arguments, environment and directory to start a shell command with."""
-        python, own = python_home(), PYTHON if self.has_namespaces else self.folder / "python"
+    def argv(self, command: str, cwd: str | None) -> tuple[list[str], dict[str, str]]:
+        """Return the arguments and the environment to start a shell command with."""
+        python = python_home()
         environment = {
-            "PATH": f"{own}/bin:/usr/local/bin:/usr/bin:/bin", "HOME": self.home, "LANG": "C.UTF-8",
+            "PATH": f"{PYTHON}/bin:/usr/local/bin:/usr/bin:/bin", "HOME": HOME, "LANG": "C.UTF-8",
             "PYTHONDONTWRITEBYTECODE": "1", **(self.body.get("env") or {}),
         }  # fmt: skip
         shell = ["sh", "-c", command]
         if self.memory_kib:
             shell = ["sh", "-c", f'ulimit -v {self.memory_kib}; exec "$@"', "sh", *shell]
-        if not self.has_namespaces:
-            environment["TMPDIR"] = str(self.folder / "tmp")
-            shell[-1] = os.fsdecode(self.rename_temporary_files(os.fsencode(shell[-1])))
-            return shell, environment, os.path.normpath(os.path.join(self.home, cwd or ""))
         mounts = [
             ("read", "/", "/"), ("tmpfs", "/home"), ("bind", str(self.folder / "home"), HOME),
             ("bind", str(self.folder / "tmp"), "/tmp"), ("bind", str(self.folder / "python"), PYTHON),
@@ -192,15 +157,14 @@ class Box:
             mounts.append(("read", str(self.folder / "refusals"), "/tmp/.refusals"))
             environment |= {"STANDIN_VOLUMES": ":".join(self.mounts), "PYTHONPATH": "/tmp/.refusals"}
         mounts += [("proc", "/proc"), ("dev", "/dev")]
-        return make_command(shell, mounts, os.path.normpath(os.path.join(HOME, cwd or ""))), environment, None
+        return make_command(shell, mounts, os.path.normpath(os.path.join(HOME, cwd or ""))), environment
 
     async def start(
         self, command: str, cwd: str | None = None, envs: dict[str, str] | None = None, **pipes: Any
     ) -> Any:
-        arguments, environment, directory = self.argv(command, cwd)
+        arguments, environment = self.argv(command, cwd)
         process = await asyncio.create_subprocess_exec(
             *arguments,
-            cwd=directory,
             env={**environment, **(envs or {})},
             stdout=subprocess.PIPE,
             start_new_session=True,
@@ -243,8 +207,8 @@ class Box:
         The real daemon does the same (apps/daemon/pkg/session/execute.go).
         """
         file = self.folder / "daemon" / f"{command.id}.sh"
-        file.write_bytes(self.rename_temporary_files(command.text.encode()))
-        return f". {DAEMON if self.has_namespaces else file.parent}/{file.name}"
+        file.write_bytes(command.text.encode())
+        return f". {DAEMON}/{file.name}"
 
     def end(self, process: asyncio.subprocess.Process) -> None:
         self.processes.discard(process)
@@ -264,11 +228,6 @@ class Box:
 
     def remove(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
-        for path in self.outside:
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
 
 
 def python_home() -> Path:

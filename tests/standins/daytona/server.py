@@ -17,12 +17,9 @@ from typing import Any
 from ..process import answer_requests, say_hello
 from .account import Account
 from .answers import Refused, refuse
-from .sandboxes import SandboxCalls
-from .session_calls import LOGS, SessionCalls
+from .api import ApiCalls
 from .settings import Settings
-from .snapshots import SnapshotCalls
-from .toolbox import ToolboxCalls
-from .volumes import VolumeCalls
+from .toolbox import LOGS, ToolboxCalls
 
 
 class Server:
@@ -37,17 +34,13 @@ class Server:
         self.counts: Counter[str] = Counter()
         self.faults: Counter[str] = Counter()
         self.random = random.Random(account.settings.seed)
-        sessions = SessionCalls(account)
-        calls = (
-            *(SandboxCalls(account), SnapshotCalls(account), VolumeCalls(account), ToolboxCalls(account)),
-            sessions,
-        )
+        toolbox = ToolboxCalls(account)
         table: list[Any] = [
             Route(path, self.answering(handler), methods=[method])
-            for group in calls
+            for group in (ApiCalls(account), toolbox)
             for method, path, handler in group.routes
         ]
-        table.append(WebSocketRoute(LOGS, sessions.follow))
+        table.append(WebSocketRoute(LOGS, toolbox.follow))
         self.app = socketio.ASGIApp(account.events, Starlette(routes=table), socketio_path="api/socket.io")
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:

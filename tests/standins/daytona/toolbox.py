@@ -1,22 +1,31 @@
-"""The calls to a sandbox's daemon for files and blocking commands."""
+"""The calls to a sandbox's daemon: files, blocking commands, and sessions with their commands, input and logs."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import os
+import re
 import shlex
 import shutil
 import stat
+import time
 from typing import Any
 
 from .account import Account
-from .answers import daemon
+from .answers import Refused, daemon, refuse
+from .box import STDERR, STDOUT, Box
+from .sessions import CHUNK, Command, Session
 
 TOOLBOX = "/toolbox/{box}"
+SESSION = f"{TOOLBOX}/process/session"
+LOGS = SESSION + "/{session}/command/{command}/logs"
+CLOSE_DELAY = 1.0  # seconds between a command's end and the end of its followed log
 
 
 class ToolboxCalls:
-    """Files and commands in a sandbox."""
+    """Files, commands, sessions, and the logs of their commands."""
 
     def __init__(self, account: Account) -> None:
         self.account = account
@@ -27,6 +36,12 @@ class ToolboxCalls:
             ("DELETE", f"{TOOLBOX}/files", self.delete_file),
             ("POST", f"{TOOLBOX}/process/execute", self.execute),
             ("POST", f"{TOOLBOX}/process/code-run", self.code_run),
+            ("POST", SESSION, self.create_session),
+            ("GET", SESSION + "/{session}", self.get_session),
+            ("POST", SESSION + "/{session}/exec", self.session_execute),
+            ("GET", SESSION + "/{session}/command/{command}", self.get_command),
+            ("GET", SESSION + "/{session}/command/{command}/logs", self.get_logs),
+            ("POST", SESSION + "/{session}/command/{command}/input", self.send_input),
         ]
 
     async def upload(self, request: Any) -> Any:
@@ -89,3 +104,112 @@ class ToolboxCalls:
         command = f"python3 -u -c {shlex.quote(body['code'])}"
         code, out = await box.run(command, None, body.get("envs"), body.get("timeout") or 10)
         return {"exitCode": code, "result": out}
+
+    async def create_session(self, request: Any) -> Any:
+        from starlette.responses import Response
+
+        box, name = self.account.box(request, started=True), (await request.json())["sessionId"]
+        if name in box.sessions:
+            raise daemon(409, "session already exists")
+        box.sessions[name] = Session()
+        return Response(status_code=201)
+
+    def session(self, request: Any) -> tuple[Box, Session]:
+        box = self.account.box(request, started=True)
+        session = box.sessions.get(request.path_params["session"])
+        if session is None:
+            raise daemon(404, "session not found")
+        return box, session
+
+    def command(self, request: Any) -> Command:
+        command = self.session(request)[1].commands.get(request.path_params["command"])
+        if command is None:
+            raise daemon(404, "command not found")
+        return command
+
+    async def get_session(self, request: Any) -> Any:
+        commands = [describe(command) for command in self.session(request)[1].commands.values()]
+        return {"sessionId": request.path_params["session"], "commands": commands}
+
+    async def session_execute(self, request: Any) -> Any:
+        from starlette.responses import JSONResponse
+
+        (box, session), body = self.session(request), await request.json()
+        if not body.get("runAsync"):
+            raise daemon(400, "this stand-in runs session commands with runAsync only")
+        if re.match(r"\s*(exec|exit)\b", body["command"]):
+            raise daemon(400, "exec and exit would end the session's shell")
+        command = Command(body["command"], not body.get("suppressInputEcho"))
+        session.commands[command.id] = command
+        session.queue.put_nowait(command)
+        if session.runner is None:
+            session.runner = asyncio.create_task(box.run_in_session(session, self.account.settings.log_bytes_per_s))
+        return JSONResponse({"cmdId": command.id}, 202)
+
+    async def get_command(self, request: Any) -> Any:
+        return describe(self.command(request))
+
+    async def get_logs(self, request: Any) -> Any:
+        texts: dict[bytes, list[bytes]] = {STDOUT: [], STDERR: []}
+        for line in bytes(self.command(request).log).splitlines(keepends=True):
+            texts[line[:3]].append(line[3:])
+        out, err = (b"".join(texts[label]).decode("utf-8", "replace") for label in (STDOUT, STDERR))
+        return {"output": out + err, "stdout": out, "stderr": err}
+
+    async def send_input(self, request: Any) -> Any:
+        command, data = self.command(request), (await request.json())["data"]
+        if command.exit_code is not None:
+            raise daemon(410, f"command has already completed with exit code {command.exit_code}")
+        while command.input is None:
+            await command.change(0.01)
+        data = data if data.endswith("\n") else data + "\n"
+        try:
+            command.input.write(data.encode())
+            await command.input.drain()
+        except OSError as error:
+            raise daemon(500, f"failed to write to input pipe: {error}") from error
+        if command.echo:
+            command.add(STDOUT + data.encode())
+
+    async def follow(self, socket: Any) -> None:
+        try:
+            if socket.headers.get("authorization") != f"Bearer {self.account.settings.key}":
+                raise Refused(401, "Invalid credentials")
+            command = self.command(socket)
+        except Refused as error:
+            await refuse(socket.scope, socket.receive, socket.send, error.status, 0.0)
+            return
+        await socket.accept()
+        sending = asyncio.ensure_future(self.send_log(socket, command))
+        closing = asyncio.ensure_future(socket.receive())  # the client sends nothing but its disconnect
+        client = tuple(socket.scope["client"])
+        self.account.followed.add(client)
+        await asyncio.wait((sending, closing), return_when=asyncio.FIRST_COMPLETED)
+        self.account.followed.discard(client)
+        has_ended = sending.done()
+        for task in (sending, closing):
+            task.cancel()
+        if has_ended:
+            with contextlib.suppress(Exception):
+                await socket.close(1000)
+
+    async def send_log(self, socket: Any, command: Command) -> None:
+        sent = 0
+        while True:
+            if sent < len(command.log):
+                data = bytes(command.log[sent : sent + CHUNK])
+                await socket.send_bytes(data)
+                sent += len(data)
+            elif command.gone:
+                self.account.drop(socket.scope)
+                return
+            elif command.exit_code is not None and time.monotonic() >= command.ended_at + CLOSE_DELAY:
+                return
+            else:
+                await command.change(CLOSE_DELAY)
+
+
+def describe(command: Command) -> dict[str, Any]:
+    """Return the daemon's description of a command."""
+    record: dict[str, Any] = {"id": command.id, "command": command.text}
+    return record if command.exit_code is None else {**record, "exitCode": command.exit_code}

@@ -15,7 +15,6 @@ from modal_proto import api_pb2
 
 from modal._utils.grpc_utils import custom_detail_codec
 
-from ..mount_namespace import find_refusal
 from ..process import answer_requests, die_with_parent, say_hello
 from .command_router import CommandRouter
 from .control_plane import ControlPlane
@@ -24,11 +23,11 @@ from .standin import Standin
 Result = api_pb2.GenericResult
 
 
-async def serve(pipe: bool, has_namespaces: bool) -> None:
+async def serve(pipe: bool) -> None:
     """Serve until standard input ends (with `pipe`) or until SIGINT or SIGTERM."""
     root = Path(tempfile.mkdtemp(prefix="standin-modal-"))
     (root / "sandboxes").mkdir()
-    standin = Standin(root, has_namespaces)
+    standin = Standin(root)
     servers = [
         Server([kind(standin)], status_details_codec=custom_detail_codec) for kind in (ControlPlane, CommandRouter)
     ]
@@ -48,7 +47,7 @@ async def serve(pipe: bool, has_namespaces: bool) -> None:
         say_hello(
             {
                 "url": addresses[0], "token_id": standin.token_id, "token_secret": standin.token_secret,
-                "root": str(root), "has_namespaces": has_namespaces,
+                "root": str(root),
             },
             is_piped=pipe, MODAL_SERVER_URL=addresses[0],
             MODAL_TOKEN_ID=standin.token_id, MODAL_TOKEN_SECRET=standin.token_secret,
@@ -73,4 +72,4 @@ def main() -> None:
     options = parser.parse_args()
     if options.pipe:
         die_with_parent()
-    asyncio.run(serve(options.pipe, not find_refusal()))
+    asyncio.run(serve(options.pipe))

@@ -13,10 +13,9 @@ from grpclib.server import Stream
 from modal_proto import task_command_router_pb2 as router_pb2
 from modal_proto.task_command_router_grpc import TaskCommandRouterBase
 
-from .calls import refuse_unmodelled_calls, unary
+from .calls import claims, refuse_unmodelled_calls, unary
 from .sandboxes import PIECE, Box, Command
 from .standin import Standin
-from .tokens import claims
 
 
 @refuse_unmodelled_calls(TaskCommandRouterBase)

@@ -15,10 +15,9 @@ from grpclib.server import Stream
 from modal_proto import api_pb2
 from modal_proto.api_grpc import ModalClientBase
 
-from .calls import refuse_unmodelled_calls, unary
+from .calls import refuse_unmodelled_calls, token, unary
 from .sandboxes import Box
 from .standin import Standin
-from .tokens import token
 
 Result = api_pb2.GenericResult
 PAGE = 50  # sandboxes in one page of a list

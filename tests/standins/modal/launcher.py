@@ -11,17 +11,17 @@ from typing import Any
 
 from ..mount_namespace import Mount, make_command
 from ..process import die_with_parent
-from .programs import FS_TOOLS, SYNC, TOOLS, python
+from .programs import SYNC, TOOLS, python
 from .sandboxes import Box, Command
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt")
 
 
 class Launcher:
-    """A launcher of commands in sandboxes; each sandbox has its own file system if the kernel provides namespaces."""
+    """A launcher of commands in sandboxes; each sandbox has its own file system."""
 
-    def __init__(self, root: Path, has_namespaces: bool) -> None:
-        self.root, self.has_namespaces = root, has_namespaces
+    def __init__(self, root: Path) -> None:
+        self.root = root
 
     def make_tools(self, box: Box, interpreter: str) -> None:
         """Put the programs of a sandbox into its folder."""
@@ -63,29 +63,22 @@ class Launcher:
         if request.exec_id in box.commands:
             return
         environment = {"HOME": "/root", "LANG": "C.UTF-8", "PATH": "/usr/local/bin:/usr/bin:/bin", **request.env}
-        environment["PATH"] = f"{self._inside(box)}:{environment['PATH']}"
+        environment["PATH"] = f"/__modal/.bin:{environment['PATH']}"
         for source in getattr(request, "secret_sources", ()):  # missing in client 1.6.0
             environment.update(source.env.contents)
         if packages:
             environment["PYTHONPATH"] = packages
-        words = [FS_TOOLS if word == FS_TOOLS else word for word in request.command_args]
         where = request.workdir or box.workdir or "/root"
-        if self.has_namespaces:
-            mounts = self._list_mounts(box, packages, where)
-            words, where = make_command(words, mounts, where, has_network=not box.offline), "/"
-        else:
-            words[0] = str(box.folder / "bin" / "modal-sandbox-fs-tools") if words[0] == FS_TOOLS else words[0]
-            where = where if os.path.isdir(where) and os.access(where, os.X_OK) else str(box.folder / "root")
-        options: dict[str, Any] = {"env": environment, "cwd": where, "start_new_session": True}
+        words = make_command(
+            list(request.command_args), self._list_mounts(box, packages, where), where, has_network=not box.offline
+        )
+        options: dict[str, Any] = {"env": environment, "cwd": "/", "start_new_session": True}
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), asyncio.subprocess.PIPE)
         command = Command(await asyncio.create_subprocess_exec(*words, **pipes, preexec_fn=die_with_parent, **options))
         box.commands[request.exec_id] = command
         command.tasks.append(asyncio.create_task(self._wait(box, command, request.timeout_secs)))
         if box.ending:
             command.kill()
-
-    def _inside(self, box: Box) -> str:
-        return "/__modal/.bin" if self.has_namespaces else str(box.folder / "bin")
 
     def _list_mounts(self, box: Box, packages: str, where: str) -> list[Mount]:
         """Return the sandbox's mounts: its root, the system's directories, this Python, its volumes."""

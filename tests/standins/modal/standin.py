@@ -15,7 +15,7 @@ from typing import Any
 from grpclib import GRPCError, Status
 from modal_proto import api_pb2
 
-from .faults import Faults
+from .calls import Faults
 from .launcher import SYSTEM, Launcher
 from .programs import python
 from .sandboxes import Box
@@ -33,8 +33,8 @@ REGIONS = ("us", "eu", "ap", "uk", "ca", "me", "sa", "af", "mx")  # each alone, 
 class Standin:
     """The state that both servers share."""
 
-    def __init__(self, root: Path, has_namespaces: bool) -> None:
-        self.root, self.has_namespaces = root, has_namespaces
+    def __init__(self, root: Path) -> None:
+        self.root = root
         self.token_id, self.token_secret = f"ak-{secrets.token_hex(8)}", f"as-{secrets.token_hex(16)}"
         self.router_url = ""
         self.options: dict[str, Any] = {
@@ -46,7 +46,7 @@ class Standin:
             "python": python(),  # path of `python` in a sandbox, or empty
         }
         self.faults = Faults()
-        self.launcher = Launcher(root, has_namespaces)
+        self.launcher = Launcher(root)
         self.events: list[dict[str, Any]] = []
         self.peak = 0
         self.boxes: dict[str, Box] = {}
@@ -109,7 +109,7 @@ class Standin:
             collection.clear()
         self.faults.replace([])
         self.peak = len(self.boxes)
-        fresh = Standin(self.root, False).options
+        fresh = Standin(self.root).options
         self.options.update(fresh)
 
     def ask_volume(self, name: str, version: int = 2) -> dict[str, str]:
@@ -161,8 +161,6 @@ class Standin:
         if name and any(box.name == name and box.app == request.app_id for box in self.boxes.values()):
             raise GRPCError(Status.ALREADY_EXISTS, f"Sandbox with name {name} already exists")
         box = Box(request, self.root / "sandboxes" / secrets.token_hex(6), v2)
-        if request.definition.volume_mounts and not self.has_namespaces:
-            raise GRPCError(Status.FAILED_PRECONDITION, "Volumes need namespaces on the stand-in's machine")
         box.folder.mkdir(parents=True)
         if base := self.images[request.definition.image_id]["root"]:
             await asyncio.to_thread(shutil.copytree, base, box.folder / "root", symlinks=True)
@@ -251,7 +249,7 @@ class Standin:
         return box
 
     async def build(self, number: str, definition: Any) -> None:
-        """Build an image: run its pip installs, and shell scripts in a root of its own if there are namespaces."""
+        """Build an image: run its pip installs, and shell scripts in a root of its own."""
         image = self.images[number]
         bases = [self.images[base.image_id] for base in definition.base_images]
         inherited = next((base["packages"] for base in bases if base["packages"]), "")
@@ -280,7 +278,7 @@ class Standin:
                 _, said = await process.communicate()
                 if process.returncode:
                     complaint = said.decode("utf-8", "replace").strip() or f"pip ended with {process.returncode}"
-            elif line.startswith("RUN sh -") and self.has_namespaces:
+            elif line.startswith("RUN sh -"):
                 complaint = complaint or (self.options["build_error"] if "git fetch" in line else "")
                 complaint = complaint or await self.launcher.build(root, line.removeprefix("RUN "), environment)
         image["root"] = str(root) if root.exists() else ""

@@ -1,21 +1,26 @@
-"""The API's calls for sandboxes."""
+"""The API's calls for sandboxes, for their snapshots and for volumes.
+
+The refusals of snapshots are those of apps/api/src/sandbox/services/snapshot.service.ts and of daytonaio/daytona#4990.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
+import shutil
 import time
+import uuid
 from pathlib import Path
 from typing import Any
 
-from ..mount_namespace import find_refusal
-from .account import Account
+from .account import Account, Snapshot, Volume
 from .answers import Refused, now
 from .box import Box
 
 
-class SandboxCalls:
-    """Creation, listing and removal of sandboxes."""
+class ApiCalls:
+    """Sandboxes, snapshots, and volumes, which become ready after a delay."""
 
     def __init__(self, account: Account) -> None:
         self.account = account
@@ -31,6 +36,13 @@ class SandboxCalls:
             ("PUT", "/api/sandbox/{box}/labels", self.replace_labels),
             ("POST", "/api/sandbox/{box}/ssh-access", self.grant_ssh),
             ("DELETE", "/api/sandbox/{box}/ssh-access", self.get),
+            ("POST", "/api/sandbox/{box}/snapshot", self.capture),
+            ("GET", "/api/snapshots", self.list_snapshots),
+            ("GET", "/api/snapshots/{snapshot}", self.get_snapshot),
+            ("DELETE", "/api/snapshots/{snapshot}", self.delete_snapshot),
+            ("GET", "/api/volumes", self.list_volumes),
+            ("POST", "/api/volumes", self.create_volume),
+            ("GET", "/api/volumes/by-name/{name}", self.get_volume),
         ]
 
     async def create(self, request: Any) -> Any:
@@ -60,8 +72,6 @@ class SandboxCalls:
                 raise Refused(404, f"Volume {mount['volumeId']} not found")
             if volume.state != "ready":
                 raise Refused(400, f"Volume '{volume.name}' is not in a ready state. Current state: {volume.state}")
-            if refusal := find_refusal():
-                raise Refused(400, f"this stand-in mounts volumes in namespaces, and there are none here: {refusal}")
             mounts[mount["mountPath"]] = volume.folder
         self.account.creates.append(moment)
         box = Box(body, self.account.root, mounts, self.account.base, None if copied is None else copied.folder)
@@ -119,3 +129,74 @@ class SandboxCalls:
         box = self.account.box(request)
         box.body[name] = int(request.path_params["minutes"])
         return box.dto()
+
+    def find(self, request: Any) -> Snapshot:
+        name = request.path_params["snapshot"]
+        found = [snapshot for snapshot in self.account.snapshots.values() if name in (snapshot.id, snapshot.name)]
+        if not found:
+            raise Refused(404, f"Snapshot {name} not found")
+        return found[0]
+
+    async def capture(self, request: Any) -> Any:
+        box, name = self.account.box(request), (await request.json())["name"]
+        settings = self.account.settings
+        if box.state != "started":
+            raise Refused(400, f"Sandbox {box.id} is not started")
+        if any(snapshot.name == name for snapshot in self.account.snapshots.values()):
+            raise Refused(409, f'Snapshot with name "{name}" already exists for this organization')
+        if settings.max_snapshots is not None and len(self.account.snapshots) >= settings.max_snapshots:
+            raise Refused(403, f"Snapshot quota exceeded. Maximum allowed: {settings.max_snapshots}")
+        await self.account.move(box, "snapshotting")
+        self.account.later(self.finish(box, name))
+        return box.dto()
+
+    async def finish(self, box: Any, name: str) -> None:
+        await self.account.pass_seconds("capture_s")
+        if box.state != "snapshotting":
+            return
+        if not self.account.settings.capture_fails:
+            number = str(uuid.uuid4())
+            snapshot = Snapshot(number, name, box.id, self.account.root / "snapshots" / number)
+            await asyncio.to_thread(box.capture, snapshot.folder)
+            self.account.snapshots[number] = snapshot
+        await self.account.move(box, "started")
+
+    async def list_snapshots(self, request: Any) -> Any:
+        query, snapshots = request.query_params, list(self.account.snapshots.values())
+        size, page = int(query.get("limit") or 100), int(query.get("page") or 1)
+        shown = [snapshot.dto() for snapshot in snapshots[(page - 1) * size : page * size]]
+        pages = max(1, math.ceil(len(snapshots) / size))
+        return {"items": shown, "total": len(snapshots), "page": page, "totalPages": pages}
+
+    async def get_snapshot(self, request: Any) -> Any:
+        return self.find(request).dto()
+
+    async def delete_snapshot(self, request: Any) -> Any:
+        snapshot = self.find(request)
+        del self.account.snapshots[snapshot.id]
+        await asyncio.to_thread(shutil.rmtree, snapshot.folder, True)
+
+    async def list_volumes(self, _request: Any) -> Any:
+        return [volume.dto() for volume in self.account.volumes.values()]
+
+    async def create_volume(self, request: Any) -> Any:
+        name = (await request.json())["name"]
+        if any(volume.name == name for volume in self.account.volumes.values()):
+            raise Refused(409, f"Volume with name {name} already exists")
+        volume = Volume(str(uuid.uuid4()), name, "pending_create", self.account.root / "volumes" / uuid.uuid4().hex)
+        self.account.volumes[volume.id] = volume
+        self.account.later(self.make_volume(volume))
+        return volume.dto()
+
+    async def make_volume(self, volume: Volume) -> None:
+        await self.account.pass_seconds("volume_ready_s")
+        volume.folder.mkdir(parents=True)
+        broken = volume.name in self.account.settings.broken_volumes
+        volume.state, volume.reason = ("error", "the bucket could not be made") if broken else ("ready", None)
+
+    async def get_volume(self, request: Any) -> Any:
+        name = request.path_params["name"]
+        for volume in self.account.volumes.values():
+            if volume.name == name:
+                return volume.dto()
+        raise Refused(404, f"Volume with name {name} not found")
