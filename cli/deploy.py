@@ -40,19 +40,12 @@ deploy = App(name="deploy")
 
 
 @deploy.default
-def deploy_package(
-    *words: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
-    work_pool: Annotated[str, Parameter(metavar="POOL")] = "rlm-batch",
-) -> int:
+def deploy_package(*, work_pool: Annotated[str, Parameter(metavar="POOL")] = "rlm-batch") -> int:
     """Create the block types, the work pool and rlm-batch's deployments, or with a FLOW a deployment of your code.
 
     Args:
         work_pool: Work pool of new deployments. Existing ones stay in theirs. A missing pool becomes a process pool.
     """
-    if words:
-        raise ConfigurationError(
-            f"unknown flow {words[0]!r}: give {', '.join(FLOWS)} or reap first, then its files and options"
-        )
     from ..deployments.deploy import deploy as deploy_all
 
     pools = asyncio.run(deploy_all(work_pool))

@@ -19,19 +19,20 @@ def find_model(reader: LedgerReader) -> type[FlowParameters[Any]] | None:
 
 def read_parameters(reader: LedgerReader) -> dict[str, Any]:
     """Return the parameters of a ledger's last run, from the Prefect server. Raises ConfigurationError."""
-    return asyncio.run(_read_parameters(reader))
+    record = reader.records[-1]
 
+    async def read() -> dict[str, Any]:
+        from prefect.client.orchestration import get_client
 
-async def _read_parameters(reader: LedgerReader) -> dict[str, Any]:
-    from prefect.client.orchestration import get_client
+        async with provide_server(), get_client() as client:
+            return (await client.read_flow_run(uuid.UUID(record.flow_run_id))).parameters
+
     from prefect.exceptions import ObjectNotFound
 
-    record = reader.records[-1]
-    async with provide_server(), get_client() as client:
-        try:
-            return (await client.read_flow_run(uuid.UUID(record.flow_run_id))).parameters
-        except (ObjectNotFound, ValueError):
-            raise ConfigurationError(
-                f"the Prefect server has no flow run {record.name or record.flow_run_id}, and this needs its "
-                "parameters: set PREFECT_API_URL to the run's server, or start the flow again with its --results-path"
-            ) from None
+    try:
+        return asyncio.run(read())
+    except (ObjectNotFound, ValueError):
+        raise ConfigurationError(
+            f"the Prefect server has no flow run {record.name or record.flow_run_id}, and this needs its parameters: "
+            "set PREFECT_API_URL to the run's server, or start the flow again with its --results-path"
+        ) from None

@@ -7,7 +7,6 @@ import atexit
 import gc
 import logging
 import os
-import shlex
 import signal
 import sys
 import warnings
@@ -17,7 +16,6 @@ from typing import TYPE_CHECKING, cast
 from .standard_streams import open_standard_streams
 
 if TYPE_CHECKING:
-    from cyclopts import CycloptsError
     from rich.console import Console
 
 # The command sets these for itself before it imports Prefect. Prefect's log lines would hide the command's output, and
@@ -117,7 +115,7 @@ def _run_command(arguments: list[str] | None) -> int:
             _print_error(f"standard output could not be written ({error.strerror}): some or all of it is missing")
     except CycloptsError as error:
         command = " ".join(["rlm-batch", *(error.command_chain or ())])
-        _print_error(f"{_describe_usage_error(error)} (see {command} --help)")
+        _print_error(f"{str(error).removesuffix('.')} (see {command} --help)")
         return 2
     except (BrokenPipeError, SystemExit) as end:  # rich raises SystemExit after a BrokenPipeError.
         if isinstance(end, SystemExit) and not isinstance(getattr(sys.stdout, "error", None), BrokenPipeError):
@@ -129,36 +127,6 @@ def _run_command(arguments: list[str] | None) -> int:
         _print_error(str(error))
         return 2
     return status if isinstance(status, int) else 0
-
-
-def _describe_usage_error(error: "CycloptsError") -> str:
-    """Return what is wrong with the command line, without a full stop."""
-    from cyclopts import MissingArgumentError, UnknownOptionError, UnusedCliTokensError
-
-    if isinstance(error, UnknownOptionError):
-        option = (error.token.keyword or error.token.value).partition("=")[0]
-        if option in ("--environment", "--env"):
-            return (
-                f"Unknown option: {option}: save a block with your environment variables and pass it with --provider, "
-                "as in docs/cookbook.md"
-            )
-    if isinstance(error, UnusedCliTokensError) and (words := error.unused_tokens):
-        message = f"too many words: {shlex.join(words)}"
-        commands = [name for name in error.app or () if not name.startswith("-")]
-        if commands:
-            command = " ".join(["rlm-batch", *(error.command_chain or ())])
-            return f"unknown command {words[0]}: {command} has {', '.join(commands)}"
-        if all(map(os.path.exists, words)):
-            message += "; if the shell put them in the place of a pattern such as *.csv, quote it"
-        return message
-    if type(error) is not MissingArgumentError or error.argument is None:
-        return str(error).removesuffix(".")
-    if error.keyword is not None:
-        return f"{error.keyword} needs a value"
-    description = (error.argument.parameter.help or "").partition(";")[0]
-    message = f"{error.argument.name} is missing" + (f": {description}" if description else "")
-    suggestion = str(error).partition(" Did you mean ")[2]
-    return f"{message}. Did you mean {suggestion}" if suggestion else message
 
 
 def _print_error(text: str) -> None:

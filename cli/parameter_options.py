@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Literal, get_args
 
 from cyclopts import Group, Parameter, Token
@@ -13,7 +14,6 @@ from pydantic_core import PydanticUndefined
 
 from ..blocks.registry import PROVIDERS
 from ..blocks.settings import COMMON
-from ..flows.inputs.cells import ColumnType
 from ..flows.inputs.conversion import DATA_PARAMETERS
 from ..flows.parameters import (
     GROUP_OF,
@@ -136,20 +136,28 @@ def make_provider_options(taken: Collection[str]) -> list[Option]:
         kind: Any = bool if field.annotation is bool else list[str] if is_list else str
         is_shared = len(by_provider) > 1
         group = (LIMITS if is_number else SANDBOX) if is_shared else next(iter(by_provider)).title()
-        notes = [*by_provider] if is_shared and len(by_provider) < len(PROVIDERS) else []
-        texts: dict[str, list[str]] = {}  # providers by their help text
-        for provider, item in by_provider.items():
-            texts.setdefault(_write_help(item.description or ""), []).append(provider)
+        texts = {provider: _write_help(item.description or "", is_list) for provider, item in by_provider.items()}
+        defaults = {
+            provider: str(item.default) for provider, item in by_provider.items() if item.default not in NO_DEFAULTS
+        }
         details = Parameter(
-            help=_write_help(field.description or "", is_list, notes)
-            if len(texts) == 1
-            else "; ".join(_write_help(text, notes=providers) for text, providers in texts.items()),
+            help=_join(texts, len(PROVIDERS) if is_shared else 1),
             negative=() if is_list else None,
             metavar=_name_value(name, field.annotation, field.description),
-            show_default=_describe_defaults({provider: item.default for provider, item in by_provider.items()}),
+            show_default=_join(defaults, len(by_provider)) or False,
         )
         options.append(Option(_make_option(name, kind | None, details), group, COMMON in field.metadata))
     return options
+
+
+def _join(texts: Mapping[str, str], count: int) -> str:
+    """Return each text with its providers in brackets, or a text that `count` providers share alone."""
+    providers: dict[str, list[str]] = {}
+    for provider, text in texts.items():
+        providers.setdefault(text, []).append(provider)
+    return "; ".join(
+        text if len(names) == count else f"{text} ({', '.join(names)})" for text, names in providers.items()
+    )
 
 
 Environment = Annotated[
@@ -225,7 +233,7 @@ def build_flow_command(
                 values[name] = value if reader is None or value is None else reader.read(value)
         settings = {name: None if value == "none" else value for name, value in settings.items()}
         if bound.get("env"):
-            settings["environment"] = _read_environment(bound["env"])
+            settings["environment"] = _read_pairs("env", bound["env"])
         if settings:
             values["provider_options"] = settings
         if bound.get("isolation") is not None:
@@ -290,22 +298,10 @@ def _arrange_options(options: list[Option], own_group: str) -> list[inspect.Para
     return parameters
 
 
-def _describe_defaults(defaults: Mapping[str, Any]) -> str | Literal[False]:
-    """Return a setting's default, or each with its providers if they differ; False if there is none to show."""
-    shown: dict[str, list[str]] = {}  # providers by their default
-    for provider, default in defaults.items():
-        if default not in NO_DEFAULTS:
-            shown.setdefault(str(default), []).append(provider)
-    if len(shown) == 1 and len(next(iter(shown.values()))) == len(defaults):
-        return next(iter(shown))
-    return ", ".join(f"{default} ({', '.join(providers)})" for default, providers in shown.items()) or False
-
-
-def _write_help(description: str, is_list: bool = False, notes: Sequence[str] = ()) -> str:
-    """Return an option's help text: the description's first sentence, and notes in brackets."""
+def _write_help(description: str, is_list: bool = False) -> str:
+    """Return an option's help text: the description's first sentence."""
     sentence = description.partition(". ")[0].removesuffix(".")
-    notes = [*notes, "repeatable"] if is_list else notes
-    return f"{sentence} ({', '.join(notes)})" if notes else sentence
+    return f"{sentence} (repeatable)" if is_list else sentence
 
 
 def _is_number(kind: Any) -> bool:
@@ -335,46 +331,22 @@ def _read_objectives(minimize: list[str], maximize: list[str]) -> dict[str, Any]
     return {"objective": objectives, "direction": directions}
 
 
+def _read_pairs(option: str, words: Sequence[str], *, needs_value: bool = True) -> dict[str, str]:
+    """Return values by name, from words such as `STAGE=test`. Raises ConfigurationError."""
+    pairs: dict[str, str] = {}
+    for word in words:
+        name, equals, value = map(str.strip, word.partition("="))
+        if not name or (needs_value and not equals):
+            raise ConfigurationError(f"--{option} {word}: give a name and a value, as in NAME=VALUE")
+        if name in pairs:
+            raise ConfigurationError(f"--{option} sets {name} twice: leave one out")
+        pairs[name] = value or name
+    return pairs
+
+
 def _read_types(words: Sequence[str]) -> dict[str, str] | str:
     """Return the types of columns, from words such as `zip=str`. The single word json applies to all columns."""
-    if words == ["json"]:
-        return "json"
-    types: list[tuple[str, str]] = []
-    for word in ",".join(words).split(","):
-        name, equals, kind = map(str.strip, word.rpartition("="))
-        if not equals or not name:
-            raise ConfigurationError(
-                f"--types {word}: give a column and its type, as in zip=str, or json for all columns"
-            )
-        if kind not in get_args(ColumnType):
-            raise ConfigurationError(f"--types {word}: unknown type {kind!r}: use {', '.join(get_args(ColumnType))}")
-        types.append((name, kind))
-    return _collect_pairs("types", types)
-
-
-def _read_environment(words: Sequence[str]) -> dict[str, str]:
-    """Return environment variables, from words such as `STAGE=test`. Raises ConfigurationError."""
-    variables: list[tuple[str, str]] = []
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not equals or not name:
-            raise ConfigurationError(
-                f"--env {word}: give a name and a value, as in STAGE=test; --secret {name or 'NAME'} takes the value "
-                "from your shell"
-            )
-        variables.append((name, value))
-    return _collect_pairs("env", variables)
-
-
-def _read_tools(words: Sequence[str]) -> Mapping[str, str]:
-    """Return import paths by tool names, from words such as `lookup=package.module:function`."""
-    return _collect_pairs("tools", [(name, path) for name, _, path in (word.partition("=") for word in words)])
-
-
-def _read_models(words: Sequence[str]) -> dict[str, str]:
-    """Return models by their names in the code, from words such as `small=openai/gpt-4o-mini` or `openai/gpt-4o`."""
-    pairs = (word.partition("=") for word in words)
-    return _collect_pairs("models", [(name, model or name) for name, _, model in pairs])
+    return "json" if words == ["json"] else _read_pairs("types", ",".join(words).split(","))
 
 
 def _read_paths(words: Sequence[str]) -> list[str] | str | None:
@@ -386,30 +358,20 @@ def _read_paths(words: Sequence[str]) -> list[str] | str | None:
 def _read_mounts(words: Sequence[str]) -> dict[str, str]:
     """Return paths of the host by paths in sandboxes, from words such as `/data/set=data`.
 
-    A word with several equals signs is split at the first one with an existing path behind it. If no path exists here,
-    it is split at the first one with an absolute path behind it, and otherwise at the first one.
+    A word with several equals signs is split at the first one with an existing path behind it, or else at the first.
     """
-    mounts: list[tuple[str, str]] = []
+    mounts: dict[str, str] = {}
     for word in words:
         splits = [(word[: mark.start()], word[mark.end() :]) for mark in re.finditer("(?<=.)=(?=.)", word)]
         if not splits:
             raise ConfigurationError(
                 f"--mounts {word}: give the path in the sandbox and a path of this machine, as in /data/set=data"
             )
-        existing = [pair for pair in splits if os.path.exists(os.path.expanduser(pair[1]))]
-        absolute = [pair for pair in splits if os.path.isabs(pair[1])]
-        mounts.append((existing or absolute or splits)[0])
-    return _collect_pairs("mounts", mounts)
-
-
-def _collect_pairs(option: str, pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """Return the values by name. Raises ConfigurationError for a name that comes twice."""
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ConfigurationError(f"--{option} sets {twice} twice: leave one out")
-    return values
+        target, source = next((pair for pair in splits if os.path.exists(os.path.expanduser(pair[1]))), splits[0])
+        if target in mounts:
+            raise ConfigurationError(f"--mounts sets {target} twice: leave one out")
+        mounts[target] = source
+    return mounts
 
 
 def _read_words(_kind: Any, tokens: Sequence[Token]) -> list[str] | None:
@@ -428,8 +390,8 @@ READERS = {
     "text": WordReader(str, str, "TEXT"),
     "output type": WordReader(str | None, read_json_file, "FILE"),
     "mounts": WordReader(list[str] | None, _read_mounts, "TARGET=PATH"),
-    "tools": WordReader(list[str] | None, _read_tools, "NAME=MODULE:FUNCTION"),
-    "models": WordReader(list[str] | None, _read_models, "NAME=MODEL"),
+    "tools": WordReader(list[str] | None, partial(_read_pairs, "tools"), "NAME=MODULE:FUNCTION"),
+    "models": WordReader(list[str] | None, partial(_read_pairs, "models", needs_value=False), "NAME=MODEL"),
     "types": WordReader(list[str] | None, _read_types, "COLUMN=TYPE"),
     "grid": WordReader(list[str] | None, parse_grid, "NAME=VALUES"),
     "space": WordReader(list[str] | None, parse_space, "NAME=BOUNDS"),

@@ -60,10 +60,9 @@ def up(
     if not 0 < port < 65536:
         raise ConfigurationError(f"there is no port {port}: it is a number from 1 to 65535")
     if database is not None:
-        scheme, _, rest = database.partition("://")
-        if scheme not in ("postgres", "postgresql", "postgresql+asyncpg"):
+        if not database.startswith("postgresql://"):
             raise ConfigurationError("--database is not a Postgres URL: give postgresql://USER:PASSWORD@HOST/NAME")
-        database = f"postgresql+asyncpg://{rest}"
+        database = database.replace("postgresql://", "postgresql+asyncpg://", 1)
     auth = (PREFECT_SERVER_API_AUTH_STRING.value() or None) if auth is None else auth
     name, _, password = (auth or "").partition(":")
     if auth is not None and not (auth.isascii() and name.strip() and password.strip()):

@@ -48,21 +48,10 @@ def check_proxies() -> None:
     from ..sandbox.errors import ConfigurationError
 
     exclude_loopback(os.environ)
-    for name, value in os.environ.items():
-        if not value or name.lower() not in PROXIES:
-            continue
-        try:
-            httpx.Proxy(value if "://" in value else f"http://{value}")
-        except (ValueError, httpx.InvalidURL):
-            shown = re.sub("(?<=//).*@|^[^/]*@", "***@", value)  # without a password
-            raise ConfigurationError(
-                f"the environment variable {name} is {shown}, which is not the address of a proxy: set it to "
-                "http://HOST:PORT or socks5://HOST:PORT, or unset it"
-            ) from None
     try:
         httpx.Client(verify=False).close()
     except (ValueError, httpx.InvalidURL) as error:
         raise ConfigurationError(
-            f"the environment variable NO_PROXY is not a list of hosts ({error}): set it to HOST,HOST in ASCII, or "
-            "unset it"
+            f"a proxy variable of the environment is wrong ({error}): set HTTP_PROXY, HTTPS_PROXY and ALL_PROXY to "
+            "http://HOST:PORT or socks5://HOST:PORT and NO_PROXY to HOST,HOST in ASCII, or unset them"
         ) from None

@@ -115,9 +115,9 @@ def test_a_setting_that_differs_between_providers_is_described_for_each() -> Non
     limits = read_help("batch")["Limits"]
     assert limits["--memory-mib"].endswith(
         "MiB of memory of each process (local); MiB of memory of the whole sandbox (container, modal) "
-        "[default: 4096 (local), 2048 (container)]"
+        "[default: 4096 (local); 2048 (container)]"
     )
-    assert "[default: 86400 (local, container, daytona), 14400 (modal)]" in limits["--lifetime"]
+    assert "[default: 86400 (local, container, daytona); 14400 (modal)]" in limits["--lifetime"]
 
 
 def test_other_settings_that_several_providers_share_have_the_same_first_sentence() -> None:
