@@ -12,7 +12,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pytest
 from prefect import get_client
 from prefect.client.schemas.objects import State
@@ -267,15 +266,6 @@ def test_a_location_cannot_reach_the_hosts_files_or_network(outside: Path) -> No
         assert_refused(READERS["inputs"], url.format(path=outside))
         assert_refused(READERS["code"], url.format(path=outside))
         assert_refused(locate_ledger, url.format(path=outside.parent))  # type: ignore[arg-type]
-
-
-@pytest.mark.usefixtures("as_worker")
-def test_a_store_is_not_a_path_of_the_host() -> None:
-    with fsspec.open("memory://bucket/x.jsonl", "w") as file:
-        file.write('{"id": 1}')  # type: ignore[union-attr]
-    assert READERS["inputs"]("memory://bucket/x.jsonl") == [("SUBMIT(id)", {"id": 1})]
-    with pytest.raises(ConfigurationError, match="contains several locations: give one, such as"):
-        READERS["inputs"]("simplecache::memory://bucket/x.jsonl")
 
 
 @pytest.mark.usefixtures("as_worker", "server")

@@ -70,12 +70,6 @@ async def acquire_initial_permits(admission: Admission) -> list[Permit]:
     return [permit for permit in permits if permit is not None]
 
 
-def test_a_small_run_opens_all_sandboxes_at_once():
-    clock = Clock(boot=1.0)
-    clock.run(0.0, lanes=INITIAL_PERMITS)
-    assert len(clock.started_at) == INITIAL_PERMITS
-
-
 def test_three_hundred_sandboxes_open_within_seconds_without_a_burst():
     clock = Clock(boot=1.0)
     clock.run(20.0, lanes=300)
@@ -145,19 +139,6 @@ def test_refusals_of_simultaneous_openings_count_as_one():
     assert admission.compute_wait() == 1.0
 
 
-async def test_cancelling_a_waiting_lane_takes_no_permit():
-    admission = Admission()
-    permits = await acquire_initial_permits(admission)
-    admission.record_refusal(permits.pop(), 3600.0, "too many")
-    waiting = [asyncio.create_task(admission.acquire()) for _ in range(20)]
-    await asyncio.sleep(0)
-    for task in waiting:
-        task.cancel()
-    async with asyncio.timeout(60):
-        await asyncio.wait(waiting)
-    assert admission.permit_count == INITIAL_PERMITS - 1
-
-
 async def test_a_permit_granted_to_a_cancelled_lane_is_returned():
     admission = Admission()
     permits = await acquire_initial_permits(admission)
@@ -187,21 +168,6 @@ async def test_lanes_with_work_get_permits_first_and_idle_lanes_are_dismissed():
     admission.dismiss_waiters()
     async with asyncio.timeout(60):
         assert await idle is None
-
-
-async def test_many_refusals_are_logged_in_one_line(caplog):
-    admission = Admission(logging.getLogger("ramp"))
-    permits = await acquire_initial_permits(admission)
-    for permit in permits:
-        admission.record_refusal(permit, None, "the workspace is full")
-    (line,) = caplog.messages
-    assert "the workspace is full" in line
-
-
-async def test_a_local_provider_needs_no_admission():
-    admission = Admission(is_gradual=False)
-    async with asyncio.timeout(60):
-        assert all([await admission.acquire() for _ in range(1000)])
 
 
 LOG = logging.getLogger("slots")

@@ -31,12 +31,10 @@ def make_refusal(status: int, **content: Any) -> PrefectHTTPStatusError:
             make_refusal(422, json=INVALID),
             "422 Unprocessable Entity: Invalid request received.: body.limit: Field required",
         ),
-        (make_refusal(403, text="not by\nthat name"), "403 Forbidden: not by that name"),
         (
             make_refusal(502, html="<html><title>502 Bad Gateway</title><body>x</body>"),
             "502 Bad Gateway: 502 Bad Gateway",
         ),
-        (make_refusal(500, json={"id": 1}), "500 Internal Server Error"),
         (make_refusal(503), "503 Service Unavailable"),
         (httpx.ConnectError("All connection attempts failed"), "All connection attempts failed"),
         (httpx.ReadTimeout(""), "ReadTimeout"),
@@ -53,8 +51,6 @@ def test_a_server_error_shows_its_message_without_json(error: Exception, text: s
         ('no runner: {"message": "try later"}, said the API', "no runner: try later, said the API"),
         ('{"message": "{\\"error\\": \\"inner\\"}"}', "inner"),
         ('[{"msg": "one"}, {"msg": "two"}]', "one; two"),
-        ("a {set} of [1, 2] words", "a {set} of [1, 2] words"),
-        ('{"message": "cut o', '{"message": "cut o'),
         ("{" * 5000, "{" * 5000),
     ],
 )

@@ -1,9 +1,6 @@
 """The prune flow: it deletes results of runs that the server no longer has, and no others."""
 
-import asyncio
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -87,13 +84,3 @@ async def test_a_file_that_is_used_again_is_young(results: Path) -> None:
     age(file, 40)
     await delete_run(await run_one(code))
     assert file.stat().st_mtime > time.time() - DAY
-
-
-@pytest.mark.full
-async def test_deleting_a_run_with_prefects_command_makes_its_results_deletable(results: Path) -> None:
-    ledger = await run_one()
-    run_id = list_run_records(ledger)[0].flow_run_id
-    command = [str(Path(sys.executable).with_name("prefect")), "--no-prompt", "flow-run", "delete", run_id]
-    await asyncio.to_thread(subprocess.run, command, check=True, capture_output=True)
-    make_old(ledger)
-    assert await prune() == [str(ledger)]

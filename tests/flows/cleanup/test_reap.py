@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 from prefect import flow, task
 from prefect.client.orchestration import PrefectClient, get_client
-from prefect.client.schemas.actions import VariableCreate
 from prefect.client.schemas.objects import FlowRun
 from prefect.events import emit_event
 from prefect.events.filters import EventAnyResourceFilter, EventFilter, EventOccurredFilter
@@ -29,7 +28,6 @@ from rlm_batch import DaytonaSandbox, LocalSandbox, ModalSandbox, SandboxesLeft,
 from rlm_batch.blocks.local.inventory import CREATION_GRACE_SECONDS
 from rlm_batch.blocks.modal.account import open_account
 from rlm_batch.blocks.provider import SandboxProvider
-from rlm_batch.flows import orphans
 from rlm_batch.flows.listener import FlowListener
 from rlm_batch.flows.orphans import (
     OrphanedSandbox,
@@ -358,22 +356,6 @@ async def test_reap_spares_a_live_run_and_deletes_a_killed_one(
 
 
 @pytest.mark.full
-async def test_a_terminated_script_leaves_nothing_at_any_provider(request: pytest.FixtureRequest) -> None:
-    """Prefect raises outside the event loop. The loop then cancels every task, and not only the flow's task."""
-    blocks = dict([await make_provider(name, request) for name in PROVIDERS])
-    for name in blocks:
-        host = start_batches(name)
-        try:
-            await wait_until_open(blocks[name])
-            host.terminate()
-            assert await asyncio.to_thread(host.wait, 100) != 0
-        finally:
-            host.kill()
-            host.wait()
-        assert await list_ids(blocks[name]) == set()
-
-
-@pytest.mark.full
 async def test_a_silent_runs_sandboxes_are_deleted_only_on_request(client: PrefectClient) -> None:
     block = LocalSandbox(isolation="none")
     server, later = await get_server_id(), time.time() + 3000  # the time at which `reap` inspects the sandboxes
@@ -404,22 +386,6 @@ async def test_a_silent_runs_sandboxes_are_deleted_only_on_request(client: Prefe
     finally:
         for box in boxes:
             await box.remove()
-
-
-async def test_an_id_created_by_a_concurrent_process_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(orphans, "VARIABLE_NAME", f"test_{uuid.uuid4().hex[:12]}")
-    read = PrefectClient.read_variable_by_name
-    others: list[str] = []
-
-    async def read_before_the_other(client: PrefectClient, name: str) -> Any:
-        variable = await read(client, name)
-        if not others:
-            others.append(uuid.uuid4().hex)
-            await client.create_variable(VariableCreate(name=name, value=others[0]))
-        return variable
-
-    monkeypatch.setattr(PrefectClient, "read_variable_by_name", read_before_the_other)
-    assert [await get_server_id()] == others
 
 
 async def test_a_failed_deletion_does_not_stop_reap_and_is_reported(

@@ -5,17 +5,14 @@ import base64
 import json
 import logging
 import re
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import (
     ArtifactFilter,
     ArtifactFilterFlowRunId,
-    ArtifactFilterKey,
     LogFilter,
     LogFilterFlowRunId,
     TaskRunFilter,
@@ -122,59 +119,6 @@ async def test_a_missing_server_causes_one_warning_and_fails_no_run(
     (said,) = [record.getMessage() for record in caplog.records if record.name == "test_told"]
     assert "`rlm-batch report /a/ledger` makes one" in said
     assert "\n" not in said
-
-
-async def test_progress_and_report_are_published_once_the_server_answers_again(
-    server: str, caplog: pytest.LogCaptureFixture
-):
-    """The server hangs at first: artifacts time out, and the publisher tries again."""
-    upstream = server.removeprefix("http://").removesuffix("/api").split(":")
-    hangs, timed_out = True, asyncio.Event()
-
-    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if hangs:
-            with suppress(OSError):
-                while await reader.read(4096):
-                    pass
-            timed_out.set()  # The client has given up.
-            writer.close()
-            return
-        other_reader, other_writer = await asyncio.open_connection(*upstream)
-
-        async def copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-            with suppress(OSError):
-                while data := await source.read(65536):
-                    target.write(data)
-                    await target.drain()
-            target.close()
-
-        await asyncio.gather(copy(reader, other_writer), copy(other_reader, writer))
-
-    name = f"sweep-{uuid4().hex}"
-
-    async def read_artifacts() -> dict[str, Any]:
-        async with get_client() as client:
-            keys = ArtifactFilter(key=ArtifactFilterKey(like_=f"{name}-%"))
-            return {item.key or "": item for item in await client.read_artifacts(artifact_filter=keys)}
-
-    relayed = await asyncio.start_server(relay, "127.0.0.1", 0)
-    url = f"http://127.0.0.1:{relayed.sockets[0].getsockname()[1]}/api"
-    log = logging.getLogger("test_told")
-    async with relayed:
-        with temporary_settings({PREFECT_API_URL: url}), caplog.at_level("WARNING", "test_told"):
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("rlm_batch.flows.engine.artifacts.PUBLISH_TIMEOUT_SECONDS", 0.5)
-                publisher = await ArtifactPublisher(RunRecord(name, "/a/ledger", total=2), log).__aenter__()
-                publisher.summary.add(Result({"y": 1}, Meta(index=0)))
-                await asyncio.wait_for(timed_out.wait(), 60)
-                hangs = False
-            await wait_until_async(read_artifacts, "the progress")
-            publisher.summary.add(Result({"y": 2}, Meta(index=1)))
-            await publisher.__aexit__(None)
-    published = await read_artifacts()
-    assert published[f"{name}-progress"].data == 100
-    assert "2 of 2 executions succeeded" in published[f"{name}-report"].data
-    assert [record for record in caplog.records if record.name == "test_told"] == []
 
 
 async def test_output_is_streamed_to_the_log_of_its_task_run(tmp_path: Path, results: Path):

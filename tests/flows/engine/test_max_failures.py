@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rlm_batch import CodeError, ConfigurationError, ExecutionsFailed, Failure, NotRun, Result, batch, chunks, sweep
+from rlm_batch import CodeError, ExecutionsFailed, Failure, NotRun, Result, batch, chunks, sweep
 from rlm_batch.flows.listener import FlowListener
 from rlm_batch.sandbox.result import Outcome
 
@@ -62,17 +62,6 @@ SUBMIT(x=x)
 
 
 @pytest.mark.full
-async def test_earlier_results_are_returned_although_the_run_ends_early(results) -> None:
-    with pytest.raises(ExecutionsFailed):
-        await batch(ODD_FAILS, inputs(8), results_path=str(results / "job"))
-    outcomes = await batch(
-        ODD_FAILS, inputs(8), results_path=str(results / "job"), max_failures=1, max_workers=1, on_failure="return"
-    )
-    assert [outcome.x for outcome in outcomes[::2]] == [0, 2, 4, 6]
-    assert [type(outcome.error) for outcome in outcomes[1::2]] == [CodeError, NotRun, NotRun, NotRun]
-
-
-@pytest.mark.full
 async def test_a_sweep_and_a_chunked_job_stop_at_max_failures(volumes) -> None:
     report = await sweep(
         "if lr > 1: raise ValueError('diverged')\nSUBMIT(loss=lr)",
@@ -111,9 +100,3 @@ async def test_executions_that_did_not_run_are_counted_in_one_line(caplog: pytes
         "28 executions failed with NotRun",
     ]
     assert lines[-1].startswith("ExecutionsFailed: 2 of 30 executions failed and 28 did not run")
-
-
-@pytest.mark.parametrize("max_failures", [0, -1, "some"])
-async def test_an_invalid_max_failures_is_refused_with_one_sentence(max_failures: Any) -> None:
-    with pytest.raises(ConfigurationError, match="max_failures"):
-        await batch("SUBMIT()", inputs(1), max_failures=max_failures)

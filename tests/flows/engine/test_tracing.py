@@ -257,28 +257,6 @@ def test_a_program_with_its_own_opentelemetry_setup_gets_spans(server: str, tmp_
         assert (len(lineage), own) == (levels, ["execute_tool python", "invoke_workflow rlm-batch"])
 
 
-def test_opentelemetry_instrument_records_the_spans_of_the_command(server: str, tmp_path: Path) -> None:
-    (tmp_path / "code.py").write_text("SUBMIT(x=1)")
-    programs = Path(sys.executable).parent
-    exporters = ("--traces_exporter", "console", "--metrics_exporter", "none", "--logs_exporter", "none")
-    done = subprocess.run(
-        [programs / "opentelemetry-instrument", *exporters, programs / "rlm-batch", "batch", "code.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    decoder, spans, rest = json.JSONDecoder(), [], done.stdout
-    while "\n{" in (rest := "\n" + rest.lstrip("\n")):
-        span, end = decoder.raw_decode(rest, rest.index("\n{") + 1)
-        spans.append(span)
-        rest = rest[end:]
-    lineage = read_lineage([span for span in spans if "context" in span])
-    assert (len(lineage), lineage[::2]) == (4, ["execute_tool python", "invoke_workflow rlm-batch"])
-
-
 def test_tracing_without_a_configured_sdk_imports_no_sdk() -> None:
     code = (
         "import sys, rlm_batch.flows.batch\n"

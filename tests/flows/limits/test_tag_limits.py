@@ -85,26 +85,6 @@ async def test_a_tag_limit_of_two_lets_two_of_six_run_and_shows_their_tags(
 
 
 @pytest.mark.anyio
-async def test_a_limit_that_is_set_during_a_run_holds_for_the_next_run(tmp_path: Path) -> None:
-    with ExecutionCounter() as counter:
-        counter.may_go_on.clear()
-
-        def start(count: int) -> asyncio.Task[list[Any]]:
-            (folder := tmp_path / str(count)).mkdir()
-            inputs = [{"n": n, "folder": str(folder), "address": counter.address} for n in range(count)]
-            return asyncio.create_task(run_batch(inputs))
-
-        first = start(1)
-        await wait_until_async(lambda: counter.counts["begun"] == 1, "the first run")
-        async with set_limit():
-            second = start(6)
-            await wait_until_async(lambda: counter.counts["begun"] >= 3, "two executions of the second run")
-            counter.may_go_on.set()
-            assert max(result.at_once for result in await second) <= 2
-        await first
-
-
-@pytest.mark.anyio
 async def test_without_a_limit_running_task_runs_show_their_tags(results: Path, tmp_path: Path) -> None:
     with ExecutionCounter() as counter:
         counter.may_go_on.clear()

@@ -1,7 +1,6 @@
 """The project's flows and tasks, called from users' flows, tasks and scripts."""
 
 import asyncio
-import os
 import pickle
 import subprocess
 import sys
@@ -107,19 +106,6 @@ def test_reports_convert_to_data_frames_and_notebook_tables():
     assert isinstance(cut.to_dataframe(), pandas.DataFrame)
     assert list(cut.to_dataframe()["n"]) == [2, 1]
     assert "<table>" in cut._repr_html_()
-
-
-@pytest.mark.parametrize(("direction", "best"), [("minimize", 1), ("maximize", 0)])
-def test_an_objective_named_like_a_variable_is_the_field_everywhere(direction: Any, best: int):
-    report = sweep.sync("SUBMIT(loss=-loss)", {"loss": [1, 3]}, objective="loss", direction=direction)
-    assert report.best.loss == [-1, -3][best]
-    row = [str(best), ["1", "3"][best], ["-1", "-3"][best], "best"]
-    for each_report in (report, load_report(report.results_path)):
-        lines = [line.split() for line in str(each_report).splitlines()]
-        assert lines[0] == ["loss", "outputs.loss"]
-        assert lines[1 + best] == row
-        assert "".join(f"<td>{cell}</td>" for cell in row) in each_report._repr_html_()
-        assert list(each_report.to_dataframe()["outputs.loss"]) == [-1, -3]
 
 
 def test_a_finished_run_is_read_by_id_name_or_path(results: Path):
@@ -273,13 +259,3 @@ def test_tasks_of_other_task_runners_can_use_our_flows_and_results(
     assert done is not None
     assert done.returncode == 0, done.stderr[-3000:]
     assert "([0, 0], {'y': 4})" in done.stdout.splitlines()
-
-
-def test_a_pytest_session_with_a_flow_ends_without_logging_errors(tmp_path: Path):
-    file = tmp_path / "test_mine.py"
-    file.write_text("import rlm_batch\ndef test_mine():\n    assert rlm_batch.batch.sync(['SUBMIT(y=1)'])[0].y == 1\n")
-    environment = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(file)]
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
-    assert "Logging error" not in done.stdout + done.stderr

@@ -53,18 +53,13 @@ def ledger(tmp_path):
 
 
 def test_outcomes_are_read_as_they_were_written(ledger):
-    ledger.write_outcome("a", success(1))
+    for outcome in (failure(), success(2), success(1), failure()):  # A success replaces a failure.
+        ledger.write_outcome("a", outcome)
     ledger.write_outcome("b", failure())
-    lines = {line.key: line for line in ledger.read_lines()}
+    lines = ledger.load_latest_lines()
     assert lines["a"].to_outcome() == success(1)
     error = lines["b"].to_outcome().error
     assert (type(error), str(error), error.type, error.line) == (CodeError, "it failed", "ValueError", 3)
-
-
-def test_success_replaces_failure_and_later_replaces_earlier(ledger):
-    for outcome in (success(1), failure(), success(2), failure()):
-        ledger.write_outcome("a", outcome)
-    assert ledger.load_latest_lines()["a"].to_outcome().value == 2
 
 
 def test_writers_have_separate_part_files_and_readers_choose_some_or_all(ledger):
@@ -92,7 +87,7 @@ def test_a_follower_gets_each_complete_line_once(ledger):
     assert list(read_new_lines()) == []
 
 
-def test_incomplete_and_damaged_lines_are_skipped(ledger):
+def test_incomplete_and_damaged_lines_pipes_and_devices_are_skipped(ledger):
     ledger.write_outcome("a", success(1))
     ledger.write_outcome("b", success(2))
     ledger.close()
@@ -101,16 +96,11 @@ def test_incomplete_and_damaged_lines_are_skipped(ledger):
     part.write_bytes(whole[:-10])
     assert set(ledger.load_latest_lines()) == {"a"}
     part.write_bytes(b"not json\n{}\n" + whole)
-    assert set(ledger.load_latest_lines()) == {"a", "b"}
-
-
-def test_pipes_devices_and_endless_lines_are_skipped(ledger):
-    ledger.write_outcome("a", success(1))
     os.mkfifo(ledger.path / "part-a-1.jsonl")
     (ledger.path / "part-b-1.jsonl").symlink_to("/dev/zero")
     (ledger.path / "part-c-1.jsonl").touch()
     os.truncate(ledger.path / "part-c-1.jsonl", 1 << 40)
-    assert set(ledger.load_latest_lines()) == {"a"}
+    assert set(ledger.load_latest_lines()) == {"a", "b"}
     assert count_usage(ledger.list_parts()) == Usage()
 
 
@@ -122,20 +112,12 @@ def test_a_line_without_an_outcome_is_skipped(ledger):
         ("a", {"meta": 5}),
         ("a", {"outputs": [1]}),
         ("a", {"at": "noon"}),
-        ("a", {"index": "first"}),
         ("a", {"key": ["a"]}),
-        ("a", {"meta": {"layers": 5}}),
-        ("a", {"meta": {"queries": {"tree": 5}}}),
-        ("a", {"meta": {"queries": {"calls": "3"}}}),
         ("a", {"meta": {"queries": {"cost": 10**400}}}),
         ("a", {"meta": {"seconds": 1e308}}),
-        ("a", {"meta": {"peak_mib": -(10**400)}}),
         ("a", {"index": 10**400}),
         ("a", {"error": {}}),
-        ("a", {"version": None}),
         ("a", {"version": "1"}),
-        ("a", {"version": 0}),
-        ("b", {"error": "it failed"}),
         ("b", {"error": {}}),
         ("b", {"status": "done"}),
     ]
@@ -279,18 +261,8 @@ def test_the_index_finds_only_successes_of_all_runs_below_its_root(tmp_path):
     assert index.find_result("later") is None
     index.refresh()
     assert read_value(index.find_result("later")) == 3
-
-
-def test_the_index_drops_a_deleted_ledger(tmp_path):
-    ledger = Ledger(tmp_path / "run")
-    ledger.create()
-    ledger.write_outcome("a", success(1))
-    ledger.close()
-    index = ResultIndex(tmp_path)
-    index.refresh()
-    for part in (tmp_path / "run").glob("part-*"):
-        part.unlink()
-    assert index.find_result("a") is None
+    shutil.rmtree(tmp_path / "two")
+    assert index.find_result("later") is None
 
 
 def test_a_second_writer_sees_the_first_until_it_dies(ledger, tmp_path):
@@ -308,12 +280,6 @@ def test_a_second_writer_sees_the_first_until_it_dies(ledger, tmp_path):
         writer.wait()
     assert ledger.register_writer()
     ledger.unregister_writer()
-
-
-def test_an_unusable_index_is_a_one_sentence_error(tmp_path):
-    (tmp_path / "index.sqlite").write_bytes(b"no database at all" * 100)
-    with pytest.raises(OSError, match=r"^the results' index .* cannot be used \(file is not a database\)"):
-        ResultIndex(tmp_path).refresh()
 
 
 def test_lines_are_strict_json_and_restore_nonfinite_numbers(ledger):
@@ -359,29 +325,14 @@ def test_search_lines_of_several_writers_are_read_in_order(tmp_path: Path) -> No
     assert [line.is_pruned for line in (first, second, third) if isinstance(line, TrialReport)] == [False, False, True]
 
 
-def test_search_lines_are_strict_json_that_outcome_readers_skip(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path)
-    write_trial(ledger, 0)
-    (line,) = ledger.read_lines()
-    outcome = line.to_outcome()
-    assert outcome.meta.pruned
-    assert [step for step, _ in outcome.meta.reports] == [0, 1]
-    assert math.isnan(outcome.meta.reports[1][1])
-    (part,) = tmp_path.glob("part-*.jsonl")
-    for text in part.read_text().splitlines():
-        json.loads(text, parse_constant=lambda name: (_ for _ in ()).throw(AssertionError(name)))
-
-
 def test_incomplete_and_damaged_search_lines_are_skipped(tmp_path: Path) -> None:
     good = encode_asked_trial(AskedTrial("key", 3, {"x": 1}, 0, "search"))
     asked = json.loads(good)
     report = json.loads(encode_trial_report(TrialReport("key", 3, 1, 0.5, is_pruned=False)))
     damaged = [
-        *({**asked, name: value} for name, value in (("index", "3"), ("index", -1), ("variables", []), ("at", "now"))),
-        *({**report, name: value} for name, value in (("step", -1), ("step", True), ("value", "high"), ("key", 1))),
-        *({**report, name: 10**400} for name in ("step", "value", "at")),
+        *({**asked, name: value} for name, value in (("index", "3"), ("index", -1), ("variables", []))),
+        *({**report, name: value} for name, value in (("step", True), ("value", "high"), ("value", 10**400))),
         {name: value for name, value in asked.items() if name != "search"},
-        [],
     ]
     data = b"".join(json.dumps(line).encode() + b"\n" for line in damaged)
     (tmp_path / "part-a-1.jsonl").write_bytes(b"\xff\n" + data + good + good[:-20])
@@ -427,14 +378,6 @@ def test_an_answer_is_found_until_its_line_is_damaged_or_deleted(tmp_path: Path)
     assert [later.find_answer(key) for key in "ab"] == [None, None]
     assert len(warnings) == 1
     assert "answers.sqlite cannot be used" in warnings[0]
-
-
-def test_an_answer_of_a_newer_version_is_refused(tmp_path: Path):
-    open_answers(tmp_path / "one", tmp_path).add_answer("a", "model", "yes")
-    (part,) = (tmp_path / "one").glob("answers-*.jsonl")
-    part.write_bytes(part.read_bytes().replace(b'"version":1', b'"version":2'))
-    with pytest.raises(ConfigurationError, match=f"^{part} was written by a newer version .*: upgrade rlm-batch"):
-        open_answers(tmp_path / "one", tmp_path / "elsewhere")
 
 
 def test_answers_in_a_bucket_are_found_by_the_same_and_later_runs(s3: Any, tmp_path: Path):

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from rlm_batch import ConfigurationError, Result
-from rlm_batch.blocks.storage.location import iterate_lines, write_file
 from rlm_batch.sandbox.meta import Meta
 from rlm_batch.tasks.ledger import ledger as upload_buffer
 from rlm_batch.tasks.ledger.ledger import Ledger, UploadBuffer
@@ -90,19 +89,6 @@ def test_a_follower_gets_each_line_once_and_requests_only_new_lines(ledger: Ledg
     assert not folder.exists()
 
 
-def test_a_file_in_a_ledger_is_written_atomically_and_read_as_a_stream(ledger: Ledger, tmp_path: Path) -> None:
-    for place in (ledger.path, Ledger(tmp_path / "run").path):
-        write_file(place / "shards/1.jsonl", (b"%d\n" % number for number in range(1000)))
-        assert list(iterate_lines(place / "shards/1.jsonl")) == [b"%d\n" % number for number in range(1000)]
-        write_file(place / "shards/1.beat", b"1")
-        write_file(place / "shards/1.beat", b"2")
-        assert (place / "shards/1.beat").read_bytes() == b"2"
-        with pytest.raises(FileNotFoundError):
-            (place / "shards/2.beat").read_bytes()
-        assert list(Ledger(place).read_lines()) == []
-    assert sorted(path.name for path in (tmp_path / "run" / "shards").iterdir()) == ["1.beat", "1.jsonl"]
-
-
 def test_a_failed_upload_is_retried_and_arrives_once(
     ledger: Ledger, s3: Any, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,12 +156,6 @@ def test_an_invalid_location_is_refused_with_one_sentence(s3: Any, location: str
     assert "secret" not in str(raised.value)
     assert "\n" not in str(raised.value)
     assert not [request for request in s3.ask("requests") if request.startswith("PUT /no-such-bucket?")]
-
-
-def test_an_unwritable_location_is_refused_with_one_sentence(s3: Any, quick: None) -> None:
-    s3.ask("refuse", methods=["PUT"])
-    with pytest.raises(ConfigurationError, match="the ledger s3://results/job cannot be created: "):
-        Ledger("s3://results/job").create()
 
 
 def test_missing_directories_of_a_location_are_created(tmp_path: Path) -> None:

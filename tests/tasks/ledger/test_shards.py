@@ -7,7 +7,6 @@ import pytest
 from rlm_batch import CodeError, ConfigurationError, Failure, Result
 from rlm_batch.blocks.storage.location import write_file
 from rlm_batch.blocks.storage.location_parsing import parse_location
-from rlm_batch.sandbox.errors import NotRun
 from rlm_batch.sandbox.meta import Meta
 from rlm_batch.sandbox.requests.execution_request import encode_variable
 from rlm_batch.tasks.execution import Execution, assign_keys
@@ -38,11 +37,6 @@ def write_files(place):
     shard_files = ShardFiles(parse_location(place), "abc", 3, 1)
     shard_files.write_work(HEAD, EXECUTIONS)
     return shard_files
-
-
-def test_shard_files_work_in_a_bucket(s3):
-    files = write_files("s3://results/run")
-    test_a_shard_reads_the_work_that_its_job_wrote(files)
 
 
 def test_a_shard_reads_the_work_that_its_job_wrote(files):
@@ -172,16 +166,6 @@ def test_an_earlier_result_is_found_by_key_and_a_failure_is_not(ledger):
     assert previous is not None
     assert previous.to_outcome()["y"] == 2
     assert store.find_previous_line(second.key) is None
-
-
-def test_a_failure_outside_the_ledger_is_among_the_outcomes(ledger):
-    first, second = make_executions(2)
-    store = make_store(ledger, [first])
-    for execution in (first, second):
-        store.add_outcome(execution, Failure(NotRun("not run"), Meta(index=execution.index)))
-    assert [type(failure.error) for failure in store.failures] == [NotRun, NotRun]
-    assert 1 in store
-    assert 2 not in store
 
 
 def test_outcomes_of_a_deleted_ledger_raise_an_error_that_names_it(ledger):
