@@ -127,25 +127,11 @@ class BatchFlow(Flow[P, T]):
 
         # A module path, because Prefect's default would run a file of this package as a script.
         def to_deployment(self, *args: Any, **options: Any) -> Any:
-            self._refuse_functions(options)
             return Flow.to_deployment(self, *args, **{**options, "entrypoint_type": EntrypointType.MODULE_PATH})
 
         async def ato_deployment(self, *args: Any, **options: Any) -> Any:
-            self._refuse_functions(options)
             options["entrypoint_type"] = EntrypointType.MODULE_PATH
             return await Flow.ato_deployment(self, *args, **options)
-
-    def _refuse_functions(self, options: dict[str, Any]) -> None:
-        """Raise ConfigurationError if a deployment's parameters contain a function."""
-        parameters: dict[str, Any] = options.get("parameters") or {}
-        for name, content in ({} if self.model is None else find_contents(self.model)).items():
-            value = parameters.get(name)
-            values = value if isinstance(value, list) else [value]  # type: ignore[reportUnknownVariableType]
-            if content.is_code and any(map(callable, values)):  # type: ignore[reportUnknownArgumentType]
-                raise ConfigurationError(
-                    f"{name} is a function, and a deployment's parameters are JSON, with code as text: pass the text, "
-                    "or call the flow itself from Python"
-                )
 
     def __copy__(self) -> Self:
         flow = object.__new__(type(self))
@@ -163,15 +149,9 @@ class BatchFlow(Flow[P, T]):
         return to_jsonable_python(parameters)  # The model has converted them, so all of them have a form in JSON.
 
     async def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], listener: FlowListener | None = None) -> Any:
-        """Check the arguments, and run the flow.
+        """Check the arguments, and run the flow. `kwargs` may have Prefect's `return_state` and `wait_for`.
 
-        Args:
-            args: Parameters of the flow, by position.
-            kwargs: Parameters of the flow, by name, and Prefect's `return_state` and `wait_for`.
-            listener: Receives the run's events.
-
-        Raises:
-            ConfigurationError: A value has a wrong type or is out of its bounds. Otherwise the flow's own errors.
+        Raises ConfigurationError if a value has a wrong type or is out of its bounds, and the flow's own errors.
         """
         values = dict(kwargs)
         prefect_options = {name: values.pop(name) for name in ("return_state", "wait_for") if name in values}
@@ -220,7 +200,7 @@ async def call_flow(
     else:
         values = parameters
     try:
-        async with provide_server(lambda: _find_results_path(flow), listener) as ui_url:
+        async with provide_server(lambda: flow.run and flow.run.results_path, listener) as ui_url:
             if isinstance(parameters, FlowParameters):
                 if flow.run is None:
                     plan = plan or parameters.make_plan(get_logger("rlm_batch").info)
@@ -267,11 +247,7 @@ def get_current_flow() -> BatchFlow[..., Any]:
 
 
 def define_flow(model: Callable[P, FlowParameters[R]]) -> BatchFlow[P, Coroutine[Any, Any, R]]:
-    """Return the Prefect flow of a parameter model. The flow has the signature of the model's constructor.
-
-    Args:
-        model: A subclass of `FlowParameters`, which is a pydantic dataclass.
-    """
+    """Return the Prefect flow of a subclass of `FlowParameters`, with the signature of its constructor."""
     parameters: type[FlowParameters[Any]] = model  # type: ignore[assignment]
 
     async def execute(*args: Any, **kwargs: Any) -> Any:
@@ -316,30 +292,16 @@ def _make_flow(function: Callable[..., Any], name: str, **options: Any) -> Batch
     function.__doc__ = _document_parameters(function)
     keep_runs_without_lease(BatchFlow)
     # These hooks are for a run whose process died. Otherwise the run's lanes have removed the sandboxes.
-    cancelled: list[Any] = [remove_sandboxes, cancel_shards]
     # The shards of a run that crashed continue, for the run that resumes the job.
-    crashed: list[Any] = [remove_sandboxes]
-    return BatchFlow(
-        function,
-        name=name,
-        retries=0,  # By default, a flow takes the number in Prefect's settings.
-        retry_delay_seconds=0,
-        persist_result=False,
-        on_cancellation=cancelled,
-        on_crashed=crashed,
-        **options,
-    )
+    hooks: dict[str, Any] = {"on_cancellation": [remove_sandboxes, cancel_shards], "on_crashed": [remove_sandboxes]}
+    # By default, a flow takes the number of retries in Prefect's settings.
+    return BatchFlow(function, name=name, retries=0, retry_delay_seconds=0, persist_result=False, **hooks, **options)
 
 
 def load_flow(module: str, name: str, options: dict[str, Any] | None = None) -> Any:
     """Return the flow `name` of a module, with options of Prefect's."""
     flow = getattr(import_module(module), name)
     return flow if options is None else flow.with_options(**options)
-
-
-def _find_results_path(flow: BatchFlow[..., Any]) -> str | None:
-    """Return the place of the results so far, or None if there are none."""
-    return None if flow.run is None else flow.run.results_path
 
 
 def _check_arguments(flow: BatchFlow[..., Any], values: dict[str, Any]) -> dict[str, Any]:
@@ -357,11 +319,7 @@ def _check_arguments(flow: BatchFlow[..., Any], values: dict[str, Any]) -> dict[
 
 
 def _bind_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments by their names; all may be passed by position.
-
-    Raises:
-        TypeError: The arguments do not fit the function. The message has the flow's name.
-    """
+    """Return the arguments by their names; all may be passed by position. Raises TypeError if they do not fit."""
     signature = inspect.signature(function)
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     positional = signature.replace(parameters=[item.replace(kind=kind) for item in signature.parameters.values()])

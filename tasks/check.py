@@ -2,18 +2,15 @@
 
 The judged code may try to pass by any means, so the check shares nothing with it that the judged code could change:
 
-- The check runs after the execution has ended, in another sandbox, in which no judged code has ever run. No process,
-  file, module, patched function or environment variable of the judged code exists there. A separate user or namespace
-  in the same sandbox would not do: in containers, on Daytona and on Modal a sandbox has one user.
+- The check runs after the execution has ended, in another sandbox, in which no judged code has ever run. Another
+  user or namespace in the same sandbox would not do: in containers, on Daytona and on Modal a sandbox has one user.
 - The check's sandbox has no volume, because the judged code may write to the volume.
-- The check gets data: what the execution submitted and printed, its error, and copies of its files. The host copied the
-  files when the execution had ended, and keeps the copies in memory. Only regular files are copied, without links, and
-  they are unpacked into a folder that is not on `sys.path`.
+- The check gets data: what the execution submitted and printed, its error, and copies of its files, which the host made
+  when the execution had ended. They are regular files in a folder that is not on `sys.path`.
 - Only the check's fields become the result. The host ignores the fields of the judged code except as data.
 
-A new sandbox for each check is the cheapest design that holds on every provider. With `reuse_sandboxes` a lane keeps
-one sandbox for its checks beside the one for its executions, if the provider has room for both. Then a run costs one
-more sandbox for each lane, not for each execution. Checks can share a sandbox because the caller wrote all of them.
+With `reuse_sandboxes` a lane keeps one sandbox for its checks beside the one for its executions, if the provider has
+room for both. Checks can share a sandbox because the caller wrote all of them.
 
 A check must treat what it gets as data. If it imports or runs a file of the judged code, that code runs as the check.
 """
@@ -101,12 +98,7 @@ def is_judged(error: RlmBatchError) -> bool:
 
 
 def build_archive(folder: Path, paths: Iterable[str]) -> tuple[bytes, list[str]]:
-    """Return a ZIP archive of files below a folder, and a sentence for each file that has no room in it.
-
-    Args:
-        folder: The folder, which only the host's process writes to.
-        paths: The files' paths, which begin with the folder's.
-    """
+    """Return a ZIP archive of files below a folder of the host, and a sentence for each file that has no room in it."""
     left, problems, buffer = MAX_BYTES, list[str](), io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         for number, path in enumerate(paths):
@@ -114,8 +106,7 @@ def build_archive(folder: Path, paths: Iterable[str]) -> tuple[bytes, list[str]]
             name = path[len(str(folder)) + 1 :]
             if number >= MAX_FILES or size > left:
                 problems.append(
-                    f"{name} was not copied for the check: it takes at most {MAX_FILES:,} files of {MAX_BYTES:,} bytes "
-                    "together"
+                    f"{name} was not copied for the check: it gets {MAX_FILES:,} files of {MAX_BYTES:,} bytes"
                 )
                 continue
             left -= size

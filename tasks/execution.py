@@ -41,9 +41,8 @@ class Execution:
     code: str
     variables: dict[str, Any]
     key: str
-    encoded_variables: dict[str, EncodedVariable] = field(
-        default_factory=dict[str, EncodedVariable]
-    )  # not in the ledger
+    # not in the ledger
+    encoded_variables: dict[str, EncodedVariable] = field(default_factory=dict[str, EncodedVariable])
     errors: list[RlmBatchError] = field(default_factory=list[RlmBatchError])  # The errors of failed attempts.
     pruning: Pruning | None = None  # None if the execution is never pruned
     is_done: bool = False
@@ -187,14 +186,14 @@ def assign_keys(
 
     The key is a SHA-256 over canonical JSON of the code, the variables, the fingerprint of the provider and of the
     language model, and a number that distinguishes identical executions. With a seed in the fingerprint, the key also
-    depends on the index, because the execution's seed does.
+    depends on the index, because the execution's seed does. The first repeat has the key of a run without repeats.
 
     Args:
         items: The pairs of code and variables.
         fingerprint: The settings on which every result of the flow run depends.
         count_occurrence: Returns how often it was called with a digest. The default counts in memory.
-        repeats: The repeats of the run; None without them. The first repeat has the key of a run without repeats.
-        digests: The digest of each execution's file, by the variable `path`; None if executions have no files.
+        repeats: The repeats of the run, if it has any.
+        digests: The digest of each execution's file, by the variable `path`, if executions have files.
     """
     counts: Counter[bytes] = Counter()
 

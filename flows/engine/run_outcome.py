@@ -25,6 +25,7 @@ from ..reporting.summary import RunSummary
 MAX_VALUES = 100  # variables, and also fields, in an event; Prefect limits its size
 MAX_VALUE_CHARACTERS = 1_000  # characters of a variable or field as JSON
 
+FLOW_RUN_ROLE = {"prefect.resource.role": "flow-run"}
 DECODER = "rlm_batch.flows.run_report.load_reference"  # Prefect imports it to read a result.
 
 
@@ -45,12 +46,7 @@ class RunOutcome:
                 "prefect.resource.name": self.record.name,
                 "rlm-batch.flow": self.record.flow,
             },
-            related=[
-                {
-                    "prefect.resource.id": f"prefect.flow-run.{self.record.flow_run_id}",
-                    "prefect.resource.role": "flow-run",
-                }
-            ],
+            related=[{"prefect.resource.id": f"prefect.flow-run.{self.record.flow_run_id}", **FLOW_RUN_ROLE}],
             payload=self.payload,
         )
 
@@ -67,16 +63,17 @@ def build_run_outcome(record: RunRecord, summary: RunSummary) -> RunOutcome:
         "not_run": summary.not_run,
         "objective": record.objective,
         "direction": record.direction,
-        "best": None
-        if best is None
-        else {
-            "index": best.meta.index,
-            "value": _keep_finite(summary.best.score),
-            "variables": _keep_short(best.meta.variables),
-            "fields": _keep_short(best.outputs),
-        },
+        "best": None,
         "results_path": record.results_path,
     }
+    if best is not None:
+        score = summary.best.score
+        payload["best"] = {
+            "index": best.meta.index,
+            "value": score if score is None or math.isfinite(score) else None,
+            "variables": _keep_short(best.meta.variables),
+            "fields": _keep_short(best.outputs),
+        }
     return RunOutcome(record, f"{describe_run(record, summary)}; results in {record.results_path}", payload)
 
 
@@ -115,7 +112,3 @@ def _keep_short(values: dict[str, Any]) -> dict[str, Any]:
         if len(text) <= MAX_VALUE_CHARACTERS:
             kept[name] = value
     return kept
-
-
-def _keep_finite(value: float | None) -> float | None:
-    return value if value is None or math.isfinite(value) else None

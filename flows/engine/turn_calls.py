@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+from functools import partial
 
 from ...sandbox.queries.events import RlmEvent
 from ...sandbox.thread_pool import ThreadPool
@@ -31,14 +32,11 @@ class TurnCalls:
         """Call the function with each turn, until `end`. Raises what the function raises."""
         try:
             while (turn := await self._turns.get()) is not None:
-                await self._call(turn)
+                if inspect.iscoroutinefunction(self._on_turn):
+                    await self._on_turn(turn)
+                    continue
+                value = await self._threads.run_in_thread(partial(self._on_turn, turn))
+                if inspect.isawaitable(value):
+                    await value
         finally:
             self._threads.close()
-
-    async def _call(self, turn: RlmEvent) -> None:
-        if inspect.iscoroutinefunction(self._on_turn):
-            await self._on_turn(turn)
-            return
-        value = await self._threads.run_in_thread(lambda: self._on_turn(turn))
-        if inspect.isawaitable(value):
-            await value

@@ -38,18 +38,12 @@ class Admission:
 
     After a refusal, no permit is issued for the time that the provider asked for. If the provider named no time, a
     closed sandbox is replaced at once. After the pause the run tries one more sandbox, and further ones when that
-    sandbox is open.
-
-    All calls must come from one event loop.
+    sandbox is open. Without `is_gradual`, for providers with no other users, there is no limit.
     """
 
     def __init__(
         self, log: Log | None = None, *, is_gradual: bool = True, clock: Callable[[], float] | None = None
     ) -> None:
-        """Start with the initial permits. Without `is_gradual`, for providers with no other users, there is no limit.
-
-        `clock` returns seconds that never decrease. By default it is the event loop's clock.
-        """
         self._log = log
         self._clock = clock or asyncio.get_running_loop().time
         self._waiters: deque[asyncio.Future[Permit | None]] = deque()
@@ -146,12 +140,8 @@ class Admission:
             self._grows_at = now + max(pause, retry_after or 0.0)
         if self._log is not None and now >= self._log_again_at:
             self._log_again_at = now + LOG_INTERVAL_SECONDS
-            self._log.warning(
-                "the provider opens no more sandboxes for now, with %d open: the run continues with "
-                "these, and asks again later (%s)",
-                self.open_count,
-                reason,
-            )
+            text = "the provider opens no more sandboxes for now, with %d open: the run continues with these (%s)"
+            self._log.warning(text, self.open_count, reason)
         self._serve_waiters()
 
     def release(self, permit: Permit) -> None:

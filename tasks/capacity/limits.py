@@ -181,7 +181,6 @@ async def open_limits(provider: SandboxProvider, run_id: str) -> AsyncIterator[L
         except httpx.HTTPError as error:
             reason = describe_server_error(error)
             raise ConfigurationError(
-                f"the block's concurrency limits could not be created on the Prefect server ({reason}): check "
-                "that it answers and that you may change them"
+                f"the block's concurrency limits could not be created on the Prefect server ({reason})"
             ) from error
         yield limits

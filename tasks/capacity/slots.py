@@ -46,17 +46,11 @@ class Slot:
 class Slots:
     """The slots of one flow run, which its lanes share. Without `limits` each lane gets its slot at once.
 
-    A lane with a slot waits for a permit of `admission` before it opens a sandbox. With `limits`, `renew_leases` must
-    run as long as the run holds slots. `name` is the name of the limit on sandboxes.
+    With `limits`, `renew_leases` must run as long as the run holds slots. `name` is the name of the limit on sandboxes.
     """
 
     def __init__(
-        self,
-        provider: SandboxProvider,
-        admission: Admission,
-        log: Log,
-        limits: Limits | None = None,
-        name: str = "",
+        self, provider: SandboxProvider, admission: Admission, log: Log, limits: Limits | None = None, name: str = ""
     ) -> None:
         self.admission = admission
         self._log = log
@@ -149,22 +143,17 @@ class Slots:
                         return slot
                     await self.release(slot)
                     break
-                if not self._held:
-                    await self._announce_waiting()
+                if not self._held and _read_clock() >= self._next_log_at:
+                    self._next_log_at = _read_clock() + LOG_INTERVAL_SECONDS
+                    self._log.info("waiting for one of the %s slots of %s", self._max_sandboxes, self._name)
+                if not self._held and self._waiting is None:  # Other runs see that this run waits.
+                    self._waiting = await self._request_slot(self._name + WAITING)
                 interval = self._poll_for_more_seconds if self._held else self._poll_seconds
                 pause = interval * random.uniform(0.75, 1.25)
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await dismissal.wait()
         return None
-
-    async def _announce_waiting(self) -> None:
-        """Log that this run waits without any slot, and take a slot of `waiting`, which shows it to other runs."""
-        if _read_clock() >= self._next_log_at:
-            self._next_log_at = _read_clock() + LOG_INTERVAL_SECONDS
-            self._log.info("waiting for one of the %s slots of %s", self._max_sandboxes, self._name)
-        if self._waiting is None:
-            self._waiting = await self._request_slot(self._name + WAITING)
 
     async def _take_slot(self) -> Slot | None:
         """Take a slot for a lane; None if all are in use. `close` gives it back if the lane is cancelled meanwhile."""
@@ -184,21 +173,17 @@ class Slots:
         return None if lease is None else Slot(name, lease, _read_clock())
 
     async def renew_leases(self) -> None:
-        """Renew the slots until cancelled."""
+        """Renew the slots until cancelled. For a slot whose lease has ended, take another one, now or the next time."""
         while True:
             await asyncio.sleep(RENEW_SECONDS)
             for slot in [*self._held, *filter(None, [self._waiting])]:
-                await self._renew(slot)
-
-    async def _renew(self, slot: Slot) -> None:
-        """Renew a slot's lease. If it has ended, take another one, now or at the next renewal."""
-        if slot.lease is None:
-            request = self._limits.acquire_slot(slot.name)
-        else:
-            request = self._limits.renew_slot(slot.name, slot.lease)
-        slot.lease = await self._ask_server(request, slot.lease)
-        if slot is not self._waiting and slot not in self._held:  # The lane has given it back meanwhile.
-            await self._end_lease(slot)
+                if slot.lease is None:
+                    request = self._limits.acquire_slot(slot.name)
+                else:
+                    request = self._limits.renew_slot(slot.name, slot.lease)
+                slot.lease = await self._ask_server(request, slot.lease)
+                if slot is not self._waiting and slot not in self._held:  # The lane has given it back meanwhile.
+                    await self._end_lease(slot)
 
     async def _end_lease(self, slot: Slot) -> None:
         if slot.lease is not None:
@@ -210,10 +195,8 @@ class Slots:
             answer = await request
         except httpx.HTTPError as error:
             if not self._is_server_away:
-                self._log.warning(
-                    "the Prefect server did not answer about the limit %s: %s",
-                    *(self._name, describe_server_error(error)),
-                )
+                text = "the Prefect server did not answer about the limit %s: %s"
+                self._log.warning(text, self._name, describe_server_error(error))
             self._is_server_away = True
             return default
         self._is_server_away = False
@@ -234,12 +217,6 @@ async def open_slots(provider: SandboxProvider, run_id: str, log: Log) -> AsyncI
         if limits is None:
             yield slots
             return
-        scope = "every flow run of this Prefect server" if limits.shared else "this process only: there is no server"
-        if provider.max_sandboxes is not None:
-            log.info("limit %s: %d sandboxes at one time, over %s", name, provider.max_sandboxes, scope)
-        if provider.creations_per_second is not None:
-            rate = provider.creations_per_second
-            log.info("limit %s: %g new sandboxes a second, over %s", name + CREATIONS, rate, scope)
         task = asyncio.create_task(slots.renew_leases())
         try:
             yield slots

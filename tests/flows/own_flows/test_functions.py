@@ -65,8 +65,6 @@ async def test_variables_that_do_not_match_the_function_are_refused(tmp_path: Pa
         with pytest.raises(ConfigurationError, match=message):
             await call()
     assert not ledger.exists()
-    with pytest.raises(ConfigurationError, match="a deployment's parameters are JSON"):
-        batch.to_deployment("nightly", parameters={"code": train})
 
 
 @pytest.mark.full
