@@ -205,15 +205,11 @@ async def _find_outermost_caller(client: PrefectClient, run: FlowRun) -> FlowRun
 
 
 async def get_server_id() -> str:
-    """Return the id of the Prefect server, which sandboxes carry in a label, from a Prefect Variable.
+    """Return the id of the Prefect server from a Prefect Variable, or an empty text if the server refuses variables.
 
-    With the id, `find_orphans` distinguishes a deleted flow run of this server from a run of another server. The first
-    call creates a random id. A server whose database is a copy of another server's has the same id, and would treat the
-    other server's runs as deleted: delete the variable on one of the two servers.
-
-    Returns:
-        The id, or an empty text if the server refuses variables. Then sandboxes of dead processes stay until they
-        expire.
+    With the id in sandboxes' labels, `find_orphans` distinguishes a deleted flow run of this server from a run of
+    another server. A server whose database is a copy of another server's has the same id, and would treat the other
+    server's runs as deleted: delete the variable on one of the two servers.
     """
     try:
         async with get_client() as client:
@@ -225,11 +221,8 @@ async def get_server_id() -> str:
                 except ObjectAlreadyExists:  # Another process has created it meanwhile.
                     variable = await client.read_variable_by_name(VARIABLE_NAME)
     except PrefectHTTPStatusError as error:
-        get_logger("rlm_batch").warning(
-            "the Prefect server refused the variable %s (%s): if this process dies, its sandboxes stay "
-            "until they expire",
-            *(VARIABLE_NAME, describe_server_error(error)),
-        )
+        text = "the Prefect server refused the variable %s (%s): sandboxes of dead processes stay until they expire"
+        get_logger("rlm_batch").warning(text, VARIABLE_NAME, describe_server_error(error))
         return ""
     return variable.value if variable is not None and isinstance(variable.value, str) else ""
 

@@ -18,20 +18,11 @@ from .orphans import MIN_SILENCE_SECONDS, describe_removal, find_orphans, get_se
 from .parameters import Provider
 from .prefect_flow import define_function_flow, get_current_flow
 
-OlderThan = Annotated[
-    float | None,
-    Field(
-        ge=MIN_SILENCE_SECONDS,
-        description="Seconds of silence after which sandboxes of an unfinished flow run are removed, too; at least "
-        "360.",
-    ),
-]
+SILENCE = "Seconds of silence after which sandboxes of an unfinished flow run are removed, too; at least 360."
+KEPT = "Also remove the sandboxes that keep_failed keeps, before their hour is over."
+OlderThan = Annotated[float | None, Field(ge=MIN_SILENCE_SECONDS, description=SILENCE)]
 DryRun = Annotated[bool, Field(description="Show what would be removed, and remove nothing.")]
-
-
-Kept = Annotated[
-    bool, Field(description="Also remove the sandboxes that keep_failed keeps, before their hour is over.")
-]
+Kept = Annotated[bool, Field(description=KEPT)]
 
 
 @define_function_flow("rlm-reap")

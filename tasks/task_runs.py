@@ -43,9 +43,8 @@ def build_tags(provider: str | None) -> set[str]:
 async def has_tag_limit(tags: Iterable[str]) -> bool:
     """Return whether the Prefect server has a limit on one of these tags, or True if the server does not answer.
 
-    A task run that starts with tags requests a slot of each, even without a limit, and then every five seconds. A
-    server on SQLite refuses the request while it is writing, and then no task run of this process starts for two to
-    seven seconds. So without a limit at the start of a flow run, its task runs only show their tags.
+    Without a limit at the start of a flow run, its task runs only show their tags: requests of slots would cost time.
+    A server on SQLite refuses them while it is writing, and then no task run starts for two to seven seconds.
     """
     try:
         async with get_client() as client:

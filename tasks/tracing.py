@@ -177,14 +177,9 @@ def _open_span(
     run: FlowRun | TaskRun | None = None,
     parent: Context | None = None,
 ) -> Iterator[Span]:
-    """Open a span as the current span. At the end, record the type of an exception, but not its text.
+    """Open a span as the current span, by default below it. At the end, record the type of an exception, not its text.
 
-    Args:
-        name: The span's name.
-        attributes: The span's first attributes.
-        kind: The kind of span; CLIENT for a request to another program.
-        run: The run of the span. Prefect puts the spans of runs that this run starts below this span.
-        parent: The context of the span's parent, by default the current context.
+    Prefect puts the spans of runs that `run` starts below this span.
     """
     span = TRACER.start_span(name, context=parent, kind=kind, attributes=attributes)
     if not span.get_span_context().is_valid:  # There is no SDK.

@@ -163,14 +163,9 @@ async def _attempt(lane: Lane, run: Callable[[], Awaitable[Result]]) -> Result:
 def configure_task(
     base: Task[P, Any], policy: RetryPolicy, tags: set[str], is_limited: bool, per_task: int = 1
 ) -> Task[P, Any]:
-    """Return the task with a flow's retries, and with tags.
+    """Return the task with a flow's retries, for each of its `per_task` executions, and with tags.
 
-    Args:
-        base: The task.
-        policy: The flow's retries.
-        tags: The tags.
-        is_limited: Whether the task's runs request slots of the tags' limits. Otherwise they only show the tags.
-        per_task: The most executions in a task run. Each execution has its own retries.
+    Unless `is_limited`, its runs only show the tags, and request no slots of the tags' limits.
     """
 
     # This must be a function. With a partial or another callable object Prefect never retries, and does not say so.
@@ -179,9 +174,8 @@ def configure_task(
         attempt = error.meta.attempt if isinstance(error, RlmBatchError) and error.meta is not None else 1
         if not policy.should_retry(error, attempt) or policy.is_too_late(error):
             return False
-        await asyncio.sleep(
-            get_requested_wait(error) * random.uniform(1.0, 1.1)
-        )  # Lanes that were refused together should not return together.
+        # Lanes that were refused together should not return together.
+        await asyncio.sleep(get_requested_wait(error) * random.uniform(1.0, 1.1))
         return True
 
     configured = base.with_options(

@@ -116,8 +116,6 @@ class LaneExecutor:
             self.run.slots.dismiss_waiters()
         finally:
             await lane.release()
-            self.run.usage.sandboxes += lane.opened_count
-            self.run.usage.sandbox_seconds += lane.open_seconds
 
     @asynccontextmanager
     async def _open_turn_calls(self) -> AsyncIterator[None]:
@@ -189,12 +187,7 @@ class LaneExecutor:
     async def _fail_unfinished(
         self, build_error: Callable[[Execution], RlmBatchError], *, is_written: bool = False
     ) -> None:
-        """Record an error for each execution without an outcome.
-
-        Args:
-            build_error: A function that returns the error of an execution.
-            is_written: Whether the ledger gets the failures, so that a report shows them.
-        """
+        """Record an error for each execution without an outcome, also in the ledger if `is_written`."""
         self.is_over = True
         started = [(batch, True) for batch in self._unfinished]
         rest = ((batch, False) for batch in iter(self._take_batch, None))

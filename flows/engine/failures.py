@@ -59,7 +59,7 @@ class FailureWatch:
 
     @property
     def is_limit_reached(self) -> bool:
-        """Return whether the limit is reached, so that no further execution may start."""
+        """True if no further execution may start."""
         return self.limit is not None and self.count >= self.limit
 
     def build_error(self, execution: Execution) -> NotRun:

@@ -78,8 +78,6 @@ class Lane:
         self._kept: tuple[float, int] | None = None
         self._opened_at: float | None = None  # the event loop's time when the open sandbox was requested
         self._check_lane = None if run.check is None else CheckLane(run, slots)
-        self.opened_count = 0  # sandboxes
-        self.open_seconds = 0.0  # seconds that the closed sandboxes were open, together
 
     async def acquire(self, *, has_work: bool = False) -> bool:
         """Wait for a slot and a permit, unless the lane has them. Return False if no work is left for the lane."""
@@ -119,7 +117,6 @@ class Lane:
         try:
             if self._check_lane is not None:
                 await self._check_lane.release()
-                self._take_usage(self._check_lane)
         finally:
             try:
                 await self.close_sandbox()
@@ -172,8 +169,6 @@ class Lane:
         except RlmBatchError as error:
             explained = explain(error, execution, ended)
             raise explained from (None if explained is error else error)
-        finally:
-            self._take_usage(lane)
         return combine(execution, ended, result)
 
     async def _check_beside(self, lane: "Lane", request: Execution) -> Result | None:
@@ -200,12 +195,6 @@ class Lane:
             finally:
                 if self._slot is None:
                     self._slot, other._slot = other._slot, None
-
-    def _take_usage(self, other: "Lane") -> None:
-        """Add the sandboxes of another lane to those of this lane."""
-        self.opened_count += other.opened_count
-        self.open_seconds += other.open_seconds
-        other.opened_count, other.open_seconds = 0, 0.0
 
     async def _execute(self, execution: Execution, on_output: Callable[[str, str], None] | None) -> Result:
         self._tool_calls.clear()
@@ -435,7 +424,7 @@ class Lane:
             self._slots.admission.record_opening(permit)
             self._permit, self._opening = permit, None
             self._opened_at = requested_at
-            self.opened_count += 1
+            run.usage.sandboxes += 1
 
         interpreter.on_start = record_opening
         return interpreter
@@ -476,7 +465,7 @@ class Lane:
                 await interpreter.shutdown()
         finally:
             if self._opened_at is not None:
-                self.open_seconds += asyncio.get_running_loop().time() - self._opened_at
+                self.run.usage.sandbox_seconds += asyncio.get_running_loop().time() - self._opened_at
                 self._opened_at = None
             permit, self._permit, self._opening = self._permit or self._opening, None, None
             if permit is not None:

@@ -72,11 +72,8 @@ class OutcomeSink:
     ) -> None:
         """Record the failure of an execution that did not finish. It does not count towards `max_failures`.
 
-        Args:
-            execution: The execution, which may have failed attempts.
-            error: The reason.
-            is_started: Whether the listener knows that the execution has started.
-            is_written: Whether the ledger gets the failure. The ledger always gets it if the execution asked a model.
+        The listener knows the execution if it `is_started`. The ledger gets the failure if `is_written`, and always if
+        the execution asked a model.
         """
         if not is_started:
             self.run.listener.on_execution_start(execution.index)

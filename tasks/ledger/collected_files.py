@@ -16,7 +16,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from ...blocks.storage.location import Location, PathOrLocation
-from ...sandbox.caller import name_parameter
 from ...sandbox.cancellation import run_shielded
 from ...sandbox.meta import Meta
 
@@ -50,13 +49,12 @@ class CollectedFilesStore:
     def publish(self, partial: Path, name: str, meta: Meta, *, is_final: bool) -> Meta:
         """Move an attempt's files to their place, and delete the files of an earlier attempt that was not final.
 
-        Returns the meta with the files' new paths. If the files cannot be moved, this adds a note to the meta and
-        raises no error, because the execution's result matters more.
+        Returns the meta with the files' new paths, or with a note if they cannot be moved: the result matters more.
         """
         earlier = self._provisional.pop(name, None)
         if earlier is not None:
             with suppress(OSError):
-                _remove(earlier)
+                earlier.remove_directory() if isinstance(earlier, Location) else shutil.rmtree(earlier)
         if not meta.collected:
             return meta
         try:
@@ -84,8 +82,7 @@ class CollectedFilesStore:
             if size > self._room:
                 raise OSError(
                     f"a run's collected files may take half of the free disk; {self._room:,} bytes are left, and these "
-                    f"take {size:,}. Keep large files on a volume, or set {name_parameter('results_path')} to a larger "
-                    "disk"
+                    f"take {size:,}. Keep large files on a volume"
                 )
             self._room -= size
 
@@ -119,10 +116,3 @@ async def open_temporary_folder() -> AsyncIterator[Path]:
 async def _delete(folder: Path) -> None:
     if folder.exists():
         await run_shielded(asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True))
-
-
-def _remove(place: PathOrLocation) -> None:
-    if isinstance(place, Location):
-        place.remove_directory()
-    else:
-        shutil.rmtree(place)

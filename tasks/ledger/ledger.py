@@ -47,16 +47,12 @@ LOCK_RETRY_SECONDS = 0.05  # seconds between two tries to lock a ledger
 class Ledger:
     """One ledger, open for reading and for appending.
 
-    `path` is absolute, or a location. `Ledger(str(path))` opens the same ledger. At a location `create`, `close` and
-    the methods that read wait for the network, and `write_outcome` does not.
+    `path` is absolute, or a location. The names of this writer's parts begin with `part_kind`, which is by default that
+    of outcomes, and with `part_prefix`, so that readers can select these parts.
     """
 
     def __init__(self, path: str | os.PathLike[str] | Location, part_prefix: str = "", part_kind: str = "part") -> None:
-        """Open the ledger. Raises ConfigurationError if the location does not exist.
-
-        The names of this writer's parts begin with `part_prefix`, so that readers can select these parts. Each
-        `part_kind` of lines has separate files. The default is outcomes.
-        """
+        """Open the ledger. Raises ConfigurationError if the location does not exist."""
         self.path = parse_location(path)
         self._kind = part_kind
         self._writer = f"{part_kind}-{part_prefix}{uuid.uuid4().hex[:12]}"
@@ -118,8 +114,7 @@ class Ledger:
     def write_line(self, data: bytes) -> LinePosition | None:
         """Append one line and return its position, or None if the ledger is at a location.
 
-        Raises OSError with the ledger's path if the line cannot be written, or at a location if earlier lines could not
-        be sent.
+        Raises OSError with the ledger's path if this line, or at a location an earlier one, could not be written.
         """
         with self._explain_write_errors():
             if isinstance(self.path, Location):
@@ -166,8 +161,7 @@ class Ledger:
     def close(self) -> None:
         """Close the current part. The next write begins another part.
 
-        At a location, send the unsent lines. If they cannot be sent, raise OSError with the location, and keep the
-        lines for the next `close`.
+        At a location, send the unsent lines. If that raises OSError, keep them for the next `close`.
         """
         if isinstance(self.path, Location):
             with self._explain_write_errors():
@@ -180,27 +174,17 @@ class Ledger:
             self._file = None
 
     def read_lines(self, part_prefix: str = "") -> Iterator[LedgerLine]:
-        """Yield every valid line of the parts with that prefix. Skip incomplete, damaged and foreign lines.
-
-        Raises OSError if a location cannot be read.
-        """
+        """Yield every valid line of the parts with that prefix. Raises OSError if a location cannot be read."""
         for part in self.list_parts(part_prefix):
             yield from read_part_lines(part)
 
     def list_parts(self, part_prefix: str = "") -> list[Path]:
-        """Return the files of the parts. For a location these are copies, which are deleted with this object.
-
-        Raises OSError if a location cannot be read.
-        """
+        """Return the files of the parts. Of a location these are copies, which are deleted with this object."""
         pattern = f"{self._kind}-{part_prefix}*.jsonl"
         return self._mirror.refresh(pattern) if isinstance(self.path, Location) else sorted(self.path.glob(pattern))
 
     def read_search_lines(self) -> Iterator[SearchLine]:
-        """Yield the lines of a search and its outcomes in the order in which they were written.
-
-        A search has one writer at a time, so whole parts follow each other. Raises OSError if a location cannot be
-        read.
-        """
+        """Yield the lines of a search, which has one writer at a time, in the order in which they were written."""
         parts = [
             (first.written_at, part)
             for part in self.list_parts()
@@ -212,8 +196,7 @@ class Ledger:
     def follow_lines(self) -> Callable[[], Iterator[LedgerLine]]:
         """Return a function that yields, at each call, the whole lines that no earlier call has yielded.
 
-        At a location, a call makes one listing, and fetches the new data of the parts. It raises OSError if the
-        location does not answer. The next call yields the missing lines.
+        It raises OSError if a location does not answer. The next call yields the missing lines.
         """
         offsets: dict[Path, int] = {}
 

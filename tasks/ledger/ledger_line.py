@@ -114,7 +114,7 @@ class LinePosition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LedgerLine:
-    """The line of an outcome, read from a ledger. `written_at` is in epoch seconds.
+    """The line of an outcome, read from a ledger, and `written_at` in epoch seconds.
 
     For a ledger at a location, the part in `position` is a local copy, which is deleted with its `Ledger` object.
     """
@@ -163,12 +163,7 @@ TRIAL_FORMS: Forms = {"asked": TypeAdapter(AskedTrial), "reported": TypeAdapter(
 
 
 def check_version(data: Any, path: object) -> None:
-    """Check the version of the format of `data`, which was read from `path`.
-
-    Raises:
-        ConfigurationError: A newer version of rlm-batch wrote the data.
-        ValueError: The data has no version, so rlm-batch did not write it.
-    """
+    """Raise ConfigurationError if a newer version of rlm-batch wrote the data; ValueError if none did."""
     version = data.get("version") if isinstance(data, dict) else None  # type: ignore[reportUnknownMemberType]
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise ValueError("no version")

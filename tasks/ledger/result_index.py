@@ -24,6 +24,9 @@ create table if not exists results (
 """
 
 
+ReadKeys = Callable[[Path, int], Iterator[tuple[str | None, LinePosition]]]
+
+
 def get_results_root() -> Path:
     """Return the directory that `RLM_BATCH_RESULTS` names, or the user's data directory.
 
@@ -39,13 +42,7 @@ class PartIndex:
     the index skips. The methods raise OSError if the disk is full or the index is damaged.
     """
 
-    def __init__(
-        self,
-        root: Path,
-        file_name: str,
-        part_pattern: str,
-        read_keys: Callable[[Path, int], Iterator[tuple[str | None, LinePosition]]],
-    ) -> None:
+    def __init__(self, root: Path, file_name: str, part_pattern: str, read_keys: ReadKeys) -> None:
         self._root = root
         root.mkdir(parents=True, exist_ok=True)
         self._file = root / file_name
@@ -57,19 +54,15 @@ class PartIndex:
         with self._open_database() as database, database:
             sizes: dict[str, int] = dict(database.execute("select path, size from parts"))
             for part in list_files(self._root, self._part_pattern):
+                end = sizes.get(str(part), 0)
                 with suppress(FileNotFoundError):  # `rlm-batch prune` may delete it meanwhile.
-                    self._index_part(database, part, sizes.get(str(part), 0))
-
-    def _index_part(self, database: sqlite3.Connection, part: Path, end: int) -> None:
-        """Index the lines of a part after the offset `end`."""
-        path = str(part)
-        if os.path.getsize(part) <= end:
-            return
-        for key, position in self._read_keys(part, end):
-            end = position.end
-            if key is not None:
-                database.execute("insert or replace into results values (?, ?, ?, ?)", (key, *position))
-        database.execute("insert or replace into parts values (?, ?)", (path, end))
+                    if os.path.getsize(part) <= end:
+                        continue
+                    for key, position in self._read_keys(part, end):
+                        end = position.end
+                        if key is not None:
+                            database.execute("insert or replace into results values (?, ?, ?, ?)", (key, *position))
+                database.execute("insert or replace into parts values (?, ?)", (str(part), end))
 
     def find_position(self, key: str) -> LinePosition | None:
         """Return the position of a key's line at the last refresh, or None without a line."""

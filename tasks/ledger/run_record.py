@@ -81,11 +81,7 @@ class ReportSpec:
 class RunRecord:
     """One start of a flow run. Times are in epoch seconds. `ended` is None while it runs, or if it was killed.
 
-    The counts of outcomes, and the best score and the number of its trial, are those of the end. They are None before,
-    and `front` is the number of trials on the Pareto front.
-
-    `sandbox_seconds` is the sum of the times that its sandboxes were open. `column_types` has the types of the columns
-    of a CSV inputs file, or "json" if each cell was parsed separately.
+    The counts of outcomes, and the best score and the number of its trial, are those of the end; None before.
     """
 
     flow: str
@@ -112,9 +108,10 @@ class RunRecord:
     failed: Count | None = None
     best: float | None = None
     best_index: Count | None = None
-    front: Count = 0
+    front: Count = 0  # trials on the Pareto front
     sandboxes: Count = 0
-    sandbox_seconds: Number = 0.0
+    sandbox_seconds: Number = 0.0  # the sum of the times that the sandboxes were open
+    # the types of the columns of a CSV inputs file, or "json" if each cell was parsed separately
     column_types: dict[str, str] | str = field(default_factory=dict[str, str])
     version: int = VERSION
     id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
@@ -146,13 +143,10 @@ class RunRecord:
         if self.ended is not None:
             return "ended"
         path = parse_location(self.results_path)
-        if isinstance(path, Location):
-            return None
-        try:
-            with claim_idle_ledger(path) as is_idle:
+        if not isinstance(path, Location):
+            with suppress(OSError), claim_idle_ledger(path) as is_idle:  # The file system may have no locks.
                 return "killed" if is_idle else "running"
-        except OSError:  # The file system has no locks.
-            return None
+        return None
 
     def finish(self) -> None:
         """Write the record again, with the time of the end."""
@@ -164,7 +158,7 @@ RECORD: TypeAdapter[RunRecord] = TypeAdapter(RunRecord)
 
 
 def list_run_records(ledger: PathOrLocation) -> list[RunRecord]:
-    """Return the starts of flow runs that wrote to this ledger, the latest last, without damaged and foreign records.
+    """Return the starts of flow runs that wrote to this ledger, the latest last.
 
     Raises OSError if a location cannot be read, and ConfigurationError for a record of a newer version of rlm-batch.
     """
@@ -178,14 +172,11 @@ def list_run_records(ledger: PathOrLocation) -> list[RunRecord]:
 
 @dataclass(frozen=True, slots=True)
 class KnownRuns:
-    """The runs of this machine: the records of the ledgers below the results root, and of ledgers elsewhere.
-
-    `records` has every start, the latest first. `refusals` are the errors of records of newer versions of rlm-batch.
-    """
+    """The runs of this machine: the records of the ledgers below the results root, and of ledgers elsewhere."""
 
     root: Path
-    records: list[RunRecord]
-    refusals: list[ConfigurationError]
+    records: list[RunRecord]  # every start, the latest first
+    refusals: list[ConfigurationError]  # for records of newer versions of rlm-batch
 
     def list_latest(self) -> list[RunRecord]:
         """Return the latest start on each ledger, the latest first."""
@@ -197,8 +188,7 @@ class KnownRuns:
     def find(self, text: str) -> RunRecord | None:
         """Return the latest start of the run with that id or name, or the only one whose id, name or path begins so.
 
-        Raises:
-            ConfigurationError: The text begins the ids, names or paths of several runs.
+        Raises ConfigurationError if the text begins those of several runs, or for a record of a newer version.
         """
         path = os.path.abspath(os.path.expanduser(text)) if os.sep in text else None
         latest: dict[str, RunRecord] = {}
@@ -240,18 +230,14 @@ def read_known_runs(root: Path) -> KnownRuns:
 
 def _has_ledger(record: RunRecord) -> bool:
     """Return whether the ledger of a record exists. Locations count as existing, because asking takes long."""
-    try:
+    with suppress(ConfigurationError):
         ledger = parse_location(record.results_path)
-    except ConfigurationError:
-        return False
-    return isinstance(ledger, Location) or (ledger / f"run-{record.id}.json").exists()
+        return isinstance(ledger, Location) or (ledger / f"run-{record.id}.json").exists()
+    return False
 
 
 def _read_record(path: Path) -> RunRecord | None:
-    """Return the record in a file; None if it is damaged or foreign.
-
-    Raises ConfigurationError for a record of a newer version of rlm-batch.
-    """
+    """Return the record in a file; None if it is damaged or foreign. Raises ConfigurationError for a newer version."""
     with suppress(OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError):
         if not path.is_file() or path.stat().st_size > MAX_RECORD_BYTES:
             return None

@@ -18,15 +18,12 @@ from .ledger_line import VERSION, check_version
 
 @dataclass(frozen=True, slots=True)
 class ShardHeader:
-    """The number of the job's shards, and of the executions in this work.
+    """What a shard knows of its job."""
 
-    `what` is the job's word for an execution. `commit` is the commit that the job found for the repository's ref.
-    """
-
-    shards: int
-    total: int
-    what: str
-    commit: str | None
+    shards: int  # of the job
+    total: int  # executions in this work
+    what: str  # the job's word for an execution
+    commit: str | None  # the commit that the job found for the repository's ref
     version: int = VERSION
 
 
@@ -61,16 +58,17 @@ class ShardFiles:
 
     def write_work(self, header: ShardHeader, executions: Iterable[Execution]) -> None:
         """Write the work atomically. Raises OSError."""
-        write_file(self.work_path, self._encode_work(header, executions))
 
-    def _encode_work(self, header: ShardHeader, executions: Iterable[Execution]) -> Iterator[bytes]:
-        yield _encode_line(asdict(header))
-        code: str | None = None
-        for execution in executions:
-            line: dict[str, Any] = {"number": execution.index, **execution_to_json(execution)}
-            if execution.code != code:
-                code = line["code"] = execution.code
-            yield _encode_line(line)
+        def encode() -> Iterator[bytes]:
+            yield _encode_line(asdict(header))
+            code: str | None = None
+            for execution in executions:
+                line: dict[str, Any] = {"number": execution.index, **execution_to_json(execution)}
+                if execution.code != code:
+                    code = line["code"] = execution.code
+                yield _encode_line(line)
+
+        write_file(self.work_path, encode())
 
     def read_work(self) -> tuple[ShardHeader, Iterator[Execution]]:
         """Return the header, and the executions as an iterator over the file. Raises ConfigurationError."""
@@ -84,12 +82,8 @@ class ShardFiles:
                 f"this worker cannot see the shard's work {self.work_path}: set results_path to a "
                 "location that every worker reaches under the same name"
             ) from None
-        except PermissionError as error:
-            raise ConfigurationError(
-                f"the shard's work {self.work_path} cannot be read: {error.strerror or error}"
-            ) from error
-        except (ValueError, TypeError, AttributeError, StopIteration) as error:
-            raise ConfigurationError(f"the shard's work {self.work_path} is damaged: {error}") from None
+        except (PermissionError, ValueError, TypeError, AttributeError, StopIteration) as error:
+            raise ConfigurationError(f"the shard's work {self.work_path} cannot be read: {error}") from None
 
     def _parse_executions(self, lines: Iterator[bytes]) -> Iterator[Execution]:
         code = ""

@@ -43,7 +43,6 @@ from ...infra.listening import run_with_listener
 from ...infra.waiting import wait_until_async
 
 pytestmark = pytest.mark.anyio
-PROVIDERS = ("local", "daytona", "modal")
 # One cloud suffices in quick runs, because both use the same removal code.
 CLOUDS = ("daytona", pytest.param("modal", marks=pytest.mark.full))
 
@@ -297,64 +296,6 @@ async def test_a_local_folder_is_deleted_only_after_its_host_died() -> None:
         file.unlink()
 
 
-HOST = """
-import asyncio, sys
-from rlm_batch import batch
-
-async def main():
-    code = ["import time; time.sleep(600)"] * 2
-    await asyncio.gather(*(batch(code, provider=name, timeout=600) for name in sys.argv[1:]))
-
-asyncio.run(main())
-"""
-
-
-def start_batches(*providers: str) -> subprocess.Popen[bytes]:
-    """Start a process that runs a batch on each of the providers."""
-    return subprocess.Popen([sys.executable, "-c", HOST, *providers])
-
-
-async def wait_until_open(*blocks: SandboxProvider) -> None:
-    """Wait until each of the providers has both sandboxes of the process."""
-
-    async def is_open() -> bool:
-        return [len(await list_ids(block)) for block in blocks] == [2] * len(blocks)
-
-    await wait_until_async(is_open)
-
-
-@pytest.mark.full
-async def test_reap_spares_a_live_run_and_deletes_a_killed_one(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    blocks, begun = dict([await make_provider(name, request) for name in PROVIDERS]), time.time()
-    host = start_batches(*blocks)
-    try:
-        await wait_until_open(*blocks.values())
-        server = await get_server_id()
-        for name, block in blocks.items():
-            assert await reap(name) == []
-            sandboxes = await block.list_sandboxes()
-            assert {info.server for info in sandboxes} == {server}
-            assert len({info.run for info in sandboxes}) == 1
-            assert all(begun - 1 < info.began <= time.time() < info.expires for info in sandboxes)
-            assert len(await list_ids(block)) == 2
-    finally:
-        host.kill()
-        host.wait()
-    # Another machine knows only that the server reports the run as Running. This machine knows that the process ended.
-    remote = {name: block for name, block in blocks.items() if name != "local:none"}
-    with monkeypatch.context() as another_machine:
-        another_machine.setattr(socket, "gethostname", lambda: "another")
-        for name in remote:
-            assert await reap(name) == []
-            assert await reap(name, older_than=MIN_SILENCE_SECONDS) == []
-    for name, block in blocks.items():
-        assert len(await reap(name)) == 2
-        assert await list_ids(block) == set()
-    assert not list(Path(tempfile.gettempdir()).glob("rlm-batch-*"))
-
-
 @pytest.mark.full
 async def test_a_silent_runs_sandboxes_are_deleted_only_on_request(client: PrefectClient) -> None:
     block = LocalSandbox(isolation="none")
@@ -391,7 +332,7 @@ async def test_a_silent_runs_sandboxes_are_deleted_only_on_request(client: Prefe
 async def test_a_failed_deletion_does_not_stop_reap_and_is_reported(
     daytona: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rlm_batch.blocks.daytona import deletion, errors
+    from rlm_batch.blocks.daytona import account, errors
 
     block = DaytonaSandbox()
     past = {"rlm-batch-expires": str(int(time.time()) - 5)}
@@ -399,7 +340,7 @@ async def test_a_failed_deletion_does_not_stop_reap_and_is_reported(
     daytona.set(fault_rate=1.0, faults=["503"], fault_where="^DELETE .*")
     with monkeypatch.context() as impatient:
         impatient.setattr(errors, "TRIES", 2)
-        impatient.setattr(deletion, "DELETE_SECONDS", 0.5)
+        impatient.setattr(account, "DELETE_SECONDS", 0.5)
         with pytest.raises(SandboxesLeft, match="3 of 3 sandboxes could not be removed") as caught:
             await reap("daytona")
     assert set(caught.value.sandboxes) == {box.id for box in boxes}

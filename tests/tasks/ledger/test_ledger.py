@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -182,21 +181,6 @@ def test_a_path_that_cannot_be_created_is_a_one_sentence_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigurationError, match=r"file/below.*results_path"):
         Ledger(tmp_path / "file" / "below").create()
-
-
-def test_a_write_after_an_incomplete_line_starts_a_new_line(ledger):
-    """A disk can be full for one writer's line and have room again for the next line."""
-    ledger.write_outcome("a", success(1))
-    (part,) = ledger.path.glob("part-*.jsonl")
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (part.stat().st_size + 20, hard))
-    try:
-        with pytest.raises(OSError, match=str(ledger.path)):
-            ledger.write_outcome("b", success(2))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    ledger.write_outcome("c", success(3))
-    assert set(ledger.load_latest_lines()) == {"a", "c"}
 
 
 def test_a_writer_restores_its_deleted_ledger(ledger):

@@ -64,9 +64,9 @@ def test_missing_work_says_that_workers_must_share_the_location(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "is damaged"),
-        ("[1, 2]\n", "is damaged"),
-        ('{"version": 1, "job": "abc"}\n', "is damaged"),
+        ("", "cannot be read"),
+        ("[1, 2]\n", "cannot be read"),
+        ('{"version": 1, "job": "abc"}\n', "cannot be read"),
         ('{"version": 9, "later": true}\n', r"^\S+jsonl was written by a newer version .*: upgrade rlm-batch"),
     ],
 )
