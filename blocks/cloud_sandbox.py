@@ -1,12 +1,10 @@
 """The base class of the handles on sandboxes of a cloud provider, whose files are reached through an API."""
 
 from abc import abstractmethod
-from collections.abc import Hashable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from ..sandbox.driver_bundle import DriverChoice
 from ..sandbox.driver_settings import DriverSettings
 from ..sandbox.errors import VolumeError
 from ..sandbox.sandbox_api import Sandbox, describe_large_file, describe_special_file
@@ -25,16 +23,11 @@ class FileStatus:
 
 
 class CloudSandbox(Sandbox):
-    """A sandbox of a cloud provider. A provider implements the abstract methods, and `connect`.
-
-    `origin` stands for what the sandbox was started from, which decides on its Python.
-    """
+    """A sandbox of a cloud provider. A provider implements the abstract methods, and `connect`."""
 
     layers = ()
 
-    def __init__(
-        self, sandbox_id: str, settings: SandboxSettings, host_files: HostFiles, origin: Hashable, **driver: Any
-    ) -> None:
+    def __init__(self, sandbox_id: str, settings: SandboxSettings, host_files: HostFiles, **driver: Any) -> None:
         self.id = sandbox_id
         self.settings = DriverSettings(
             volume=settings.volume_mount_path if settings.volume_name is not None else None,
@@ -44,7 +37,6 @@ class CloudSandbox(Sandbox):
             lifetime=settings.lifetime,
             **driver,
         )
-        self._driver = DriverChoice(origin)
         self.directory = ""  # of relative paths; "" for the sandbox's working directory
         self._channel: Any = None
         self._is_removed = self._has_run_code = False
@@ -81,9 +73,6 @@ class CloudSandbox(Sandbox):
         if not path or "\0" in path:
             raise VolumeError(f"{path!r} is not the path of a file")
         return path if path.startswith("/") or not self.directory else f"{self.directory}/{path}"
-
-    def note_python(self, version: str) -> None:
-        self._driver.confirm(version)
 
     def may_run_unheard(self) -> bool:
         return self._channel is not None and not self._channel.is_complete
@@ -124,7 +113,6 @@ class CloudSandbox(Sandbox):
         if self._is_removed:
             return
         self._is_removed = True
-        self._driver.end()
         if self._channel is not None:
             await self._channel.close()
         await self.delete()

@@ -274,7 +274,6 @@ class DriverProtocol:
         self._last_number = frame_number
         if op == "ready":
             self.is_ready = True
-            self.sandbox.note_python(str(header.get("python")))
             return
         pending = self.pending.get(number)
         if pending is None:

@@ -62,10 +62,6 @@ class Sandbox(ABC):
         """Return True if the driver failed to start for a reason that is resolved, so `connect` may be retried."""
         return False
 
-    def note_python(self, version: str) -> None:
-        """Note the version of the sandbox's Python, such as 3.12.1, which the driver sends when it is ready."""
-        return
-
     def read_stderr_tail(self) -> str:
         """Return the end of the driver's standard error, or "" if it is unknown."""
         return ""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ...sandbox.confinement.policy import LATEST_ABI, MACHINES, Policy
-from ...sandbox.driver_bundle import is_own_python, pack_driver
+from ...sandbox.driver_bundle import pack_driver
 from ...sandbox.driver_settings import KEEP_SECONDS, DriverSettings
 from ...sandbox.errors import ConfigurationError
 from ..host_files.cache import check_out_repository
@@ -59,7 +59,7 @@ async def create_container(
         repository = await pack_repository(clone)
     if volume is not None:
         gid = volume.create()
-    payload = Payload(pack_driver(is_code=is_own_python(ready.python)), files.archive, repository)
+    payload = Payload(pack_driver(ready.python), files.archive, repository)
     name = make_name()
     command = build_run_command(
         engine,

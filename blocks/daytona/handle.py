@@ -8,12 +8,12 @@ from contextlib import contextmanager, suppress
 
 import daytona
 
+from ...sandbox.driver_bundle import pack_driver
 from ...sandbox.errors import SandboxLost, VolumeError
 from ..cloud_sandbox import CloudSandbox, FileStatus
 from ..host_files.files import HostFiles
 from .account import delete_sandbox, warn_of_leftover
 from .channel import INPUT_LIMIT_BYTES, DaytonaChannel
-from .client import get_account_key
 from .errors import CALL_SECONDS, SETUP_SECONDS, get_message, is_transient, map_error, retry_call, says_gone
 from .launch import name_folder, start_driver
 from .settings import DaytonaSettings
@@ -28,9 +28,8 @@ class DaytonaSandboxHandle(CloudSandbox):
     provider = isolation = "daytona"
 
     def __init__(self, settings: DaytonaSettings, remote: daytona.AsyncSandbox, files: HostFiles) -> None:
-        origin = (get_account_key(settings), settings.snapshot, settings.image, settings.setup)
         # The driver's command starts in the directory of the code.
-        super().__init__(remote.id, settings, files, origin, cwd=".", files=name_folder(remote.id))
+        super().__init__(remote.id, settings, files, cwd=".", files=name_folder(remote.id))
         self.has_network = not settings.network_block_all
         if settings.image is not None:  # A snapshot's memory is fixed.
             self.memory_option = self.kill_memory_option = "memory"
@@ -71,7 +70,7 @@ class DaytonaSandboxHandle(CloudSandbox):
         while frames and not self.settings.environment and len(first) + len(frames[0]) <= INPUT_LIMIT_BYTES:
             first += frames.pop(0)
         seconds = self._provider_settings.start_timeout
-        return await start_driver(self._remote, self._driver.packed, self.directory, first, seconds)
+        return await start_driver(self._remote, pack_driver(), self.directory, first, seconds)
 
     def read_stderr_tail(self) -> str:
         return self._channel.stderr_tail if self._channel is not None else ""

@@ -11,6 +11,7 @@ from typing import Any
 import modal
 from modal.types import FileType
 
+from ...sandbox.driver_bundle import pack_driver
 from ...sandbox.errors import SandboxLost, VolumeError
 from ..cloud_sandbox import CloudSandbox, FileStatus
 from ..host_files.files import HostFiles
@@ -55,7 +56,7 @@ class ModalSandboxHandle(CloudSandbox):
         memory, volume = settings.memory_mib, settings.volume_name
         limits = {"CORE": 0} if memory is None else {"CORE": 0, "AS": memory * 1024 * 1024}
         super().__init__(
-            sandbox.object_id, settings, files, (settings.image, settings.setup), cwd=settings.workdir,
+            sandbox.object_id, settings, files, cwd=settings.workdir,
             confinement={"limits": limits}, commit=[] if volume is None else ["sync", settings.volume_mount_path],
         )  # fmt: skip
         self.has_network = not settings.block_network
@@ -64,7 +65,7 @@ class ModalSandboxHandle(CloudSandbox):
         self._sandbox = sandbox
 
     async def connect(self, receive: Callable[[bytes], None], closed: Callable[[str], None]) -> ModalChannel:
-        lifetime, driver = self._provider_settings.lifetime, self._driver.packed
+        lifetime, driver = self._provider_settings.lifetime, pack_driver()
         program = BOOT.format(size=len(driver.data), workdir=self.settings.cwd, loader=driver.loader)
         try:
             process: Any = await retry_refused(

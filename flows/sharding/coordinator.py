@@ -20,7 +20,10 @@ from pathlib import PurePath
 import httpx
 from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.objects import StateType
+from prefect.deployments.flow_runs import arun_deployment
+from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run
+from prefect.states import Crashed
 
 from ...sandbox.cancellation import run_shielded
 from ...sandbox.errors import ConfigurationError, DeadlineExceeded, NotRun, PrepareError, RlmBatchError
@@ -33,7 +36,7 @@ from ...tasks.ledger.shard_store import ShardStore
 from ..engine.executor import FindResult
 from ..engine.run import Run
 from ..parameters import MAX_TASK_RUNS, Options
-from .shard_runs import HEARTBEAT_SECONDS, Shard, cancel_runs, poll_heartbeats, poll_states, report_crash, start_run
+from .shard_runs import HEARTBEAT_ENVIRONMENT, HEARTBEAT_SECONDS, Shard, cancel_runs, poll_heartbeats, poll_states
 from .work_pool import ShardPlan, open_server_client
 
 POLL_INTERVAL_SECONDS = 1.0
@@ -85,7 +88,8 @@ class ShardingExecutor:
                 if not limit.expired():
                     raise
                 await self._fail_unfinished(
-                    self._shards, self._build_deadline_error("passed before this execution had ended")
+                    self._shards,
+                    partial(self.run.deadline.build_error, reason="passed before this execution had ended"),
                 )
             except BaseException:
                 # If the job ends, its shards end too. They continue only if the job's process is killed.
@@ -156,7 +160,7 @@ class ShardingExecutor:
     async def _run_shards(self, client: PrefectClient) -> None:
         """Start the shards, and watch them until all executions have an outcome."""
         waiting = self._shards[::-1]
-        clock, pool = asyncio.get_running_loop().time, self.plan.work_pool
+        clock = asyncio.get_running_loop().time
         counted_at = running_at = self._polled_at = self._listened_at = clock()
         while True:
             if self.run.sink.failures.is_limit_reached:
@@ -181,12 +185,17 @@ class ShardingExecutor:
             now = clock()
             if not self._active or any(shard.is_running for shard in self._active.values()):
                 running_at = now
-            if now - counted_at >= IDLE_WARNING_SECONDS / 2 and pool.needs_workers:
+            if now - counted_at >= IDLE_WARNING_SECONDS / 2:
+                counted_at = now
                 with suppress(httpx.HTTPError):
-                    counted_at, self.plan.online_workers = now, await pool.count_online_workers(client)
+                    await self.plan.count_workers(client)
             if now - running_at >= IDLE_WARNING_SECONDS:
                 running_at = now
-                self.run.sink.warn(self._describe_idle_pool())
+                self.run.sink.warn(
+                    f"no shard has run for {IDLE_WARNING_SECONDS:.0f} s, and the work pool {self.plan.pool} has "
+                    f"{self.plan.online_workers} workers: start one with a --limit of at least 2, and resume the pool, "
+                    "its queue and the deployment if they are paused"
+                )
         await asyncio.to_thread(self.run.ledger.close)  # writes the results that came from other ledgers
         await self._gather_outcomes()
         self.run.sink.raise_error()
@@ -214,15 +223,6 @@ class ShardingExecutor:
         if now - self._outages.setdefault(name, now) > MAX_OUTAGE_SECONDS:
             raise error
 
-    def _describe_idle_pool(self) -> str:
-        pool = self.plan.work_pool.name
-        if not self.plan.online_workers and self.plan.work_pool.needs_workers:
-            return f"no shard is running, because the work pool {pool} has no worker: start one"
-        return (
-            f"no shard has run for {IDLE_WARNING_SECONDS:.0f} s, although the work pool {pool} has a "
-            "worker: if a worker runs this job too, its --limit has to be at least 2"
-        )
-
     def _count_unfinished(self, shard: Shard) -> int:
         return self.store.count_unfinished(shard.start, shard.stop)
 
@@ -249,7 +249,15 @@ class ShardingExecutor:
         }
         suffix = f", attempt {shard.attempt}" if shard.attempt > 1 else ""
         name = f"{flow_run.name} {shard.number + 1} of {len(self._shards)}{suffix}"
-        run = await start_run(client, self.plan.work_pool.deployment_id, name, parameters)
+        run = await arun_deployment(
+            self.plan.deployment_id,
+            client=client,
+            parameters=parameters,
+            flow_run_name=name,
+            timeout=0,
+            idempotency_key=parameters["work"],
+            job_variables={"env": HEARTBEAT_ENVIRONMENT},
+        )
         shard.run_id, shard.state, shard.changed_at = run.id, run.state, asyncio.get_running_loop().time()
         shard.is_deleted = False
         self._active[shard.number] = shard
@@ -315,9 +323,12 @@ class ShardingExecutor:
             return True
         # Use the time of the poll, because the outcomes of another shard may have taken a minute since then.
         silence = self._polled_at - shard.changed_at
-        timeout = SILENCE_SECONDS if shard.is_running else self.plan.work_pool.start_timeout_seconds
-        if "server" not in self._outages and shard.has_started and silence > timeout:
-            await report_crash(client, shard)
+        timeout = SILENCE_SECONDS if shard.is_running else self.plan.start_timeout_seconds
+        if "server" not in self._outages and shard.run_id and shard.has_started and silence > timeout:
+            with suppress(httpx.HTTPError, ObjectNotFound):
+                # If the process still lives, it ends when it reads this state.
+                crashed = Crashed(message="its process or worker ended: no sign of life")
+                await client.set_flow_run_state(shard.run_id, crashed, force=True)
             await self._settle_attempt(shard, f"no sign of life for {silence:.0f} s")
             return True
         return False
@@ -342,19 +353,14 @@ class ShardingExecutor:
             if state.name == kind.__name__:
                 raise kind(f"shard {number}: {state.message}")
         if state.name == DeadlineExceeded.__name__:
-            error = self._build_deadline_error("is over before the provider opens more sandboxes")
-            await self._fail_unfinished([shard], error)
-        elif state.type == StateType.CANCELLED:
-            await self._give_up(shard, f"its shard, number {number}, was cancelled")
-        elif shard.fruitless_attempts >= MAX_FRUITLESS_ATTEMPTS:
-            times = MAX_FRUITLESS_ATTEMPTS
-            await self._give_up(shard, f"its shard, number {number}, ended {times} times without a result: {reason}")
+            reason = "is over before the provider opens more sandboxes"
+            await self._fail_unfinished([shard], partial(self.run.deadline.build_error, reason=reason))
+        elif state.type == StateType.CANCELLED or shard.fruitless_attempts >= MAX_FRUITLESS_ATTEMPTS:
+            text = f"not finished: its shard, number {number}, ended without a result: {reason}"
+            await self._fail_unfinished([shard], lambda _: NotRun(text))
         else:
             text = "shard %d ended with %d executions left, and is started again: %s"
             self.run.log.warning(text, number, unfinished, reason)
-
-    async def _give_up(self, shard: Shard, reason: str) -> None:
-        await self._fail_unfinished([shard], lambda _: NotRun(f"not finished: {reason}"))
 
     async def _fail_unfinished(self, shards: list[Shard], build_error: Callable[[Execution], RlmBatchError]) -> None:
         """Record a failure for each execution of these shards that has no outcome."""
@@ -362,9 +368,6 @@ class ShardingExecutor:
             for execution in self.store.iterate_unfinished(shard.start, shard.stop):
                 self.run.sink.record_unrun(execution, build_error(execution))
                 await asyncio.sleep(0)  # There may be many, and others use this event loop.
-
-    def _build_deadline_error(self, reason: str) -> Callable[[Execution], RlmBatchError]:
-        return partial(self.run.deadline.build_error, reason=reason)
 
     async def _cancel_active(self, client: PrefectClient) -> None:
         """Cancel the job's shards, wait until they have ended, and record what they have written."""

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-import httpx
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import (
     FlowRunFilter,
@@ -21,10 +20,9 @@ from prefect.client.schemas.filters import (
     FlowRunFilterStateType,
 )
 from prefect.client.schemas.objects import StateType
-from prefect.deployments.flow_runs import arun_deployment
 from prefect.events.filters import EventAnyResourceFilter, EventFilter
 from prefect.exceptions import ObjectNotFound
-from prefect.states import Cancelled, Cancelling, Crashed
+from prefect.states import Cancelled, Cancelling
 
 from ...sandbox.queries.budget import Usage
 from ..orphans import PAGE_SIZE, read_flow_runs
@@ -73,19 +71,6 @@ class Shard:
         return self.state is not None and self.state.type in STARTED_STATES
 
 
-async def start_run(client: PrefectClient, deployment_id: UUID, name: str, parameters: dict[str, Any]) -> FlowRun:
-    """Create a shard's flow run. Raises httpx.HTTPError."""
-    return await arun_deployment(
-        deployment_id,
-        client=client,
-        parameters=parameters,
-        flow_run_name=name,
-        timeout=0,
-        idempotency_key=parameters["work"],
-        job_variables={"env": HEARTBEAT_ENVIRONMENT},
-    )
-
-
 async def poll_states(client: PrefectClient, shards: Iterable[Shard]) -> None:
     """Update `state` and `is_deleted` of shards. Raises httpx.HTTPError."""
     by_id = {shard.run_id: shard for shard in shards if shard.run_id is not None}
@@ -105,14 +90,6 @@ async def poll_heartbeats(client: PrefectClient, shards: Iterable[Shard]) -> Non
         for event in page.events:  # the latest event
             if event.id != shard.event_id:
                 shard.event_id, shard.changed_at = event.id, asyncio.get_running_loop().time()
-
-
-async def report_crash(client: PrefectClient, shard: Shard) -> None:
-    """Set a silent shard's flow run to Crashed, if the server answers. If its process still lives, it then ends."""
-    assert shard.run_id is not None
-    with suppress(httpx.HTTPError, ObjectNotFound):
-        message = "its process or worker ended: no sign of life"
-        await client.set_flow_run_state(shard.run_id, Crashed(message=message), force=True)
 
 
 async def cancel_runs(client: PrefectClient, jobs: Iterable[UUID]) -> list[Shard]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
 import time
 
+from ..wire.collection import COLLECT_TIMEOUT_SECONDS
 from ..wire.frames import BadFrameError
 from ..wire.pipes import READ_BYTES, read_available
 from ..wire.strict_json import dumps, loads
@@ -16,8 +16,7 @@ from .child.forking.fork_safety import import_common_modules
 from .child.fresh_python import write_start_file
 from .child.runner import CODE_NAME, CodeRunner
 from .child_process import NEVER, ChildProcess, Execution, build_child, close_all, fork_child, fork_runner
-from .collection import Collection
-from .collectors import encode_collected, encode_collector_end, fork_collector
+from .collection import COLLECTOR_FRAMES, Collection, encode_collected, encode_collector_end
 from .confinement import Confinement
 from .event_loop import EventLoop
 from .fork_server import ForkServer
@@ -202,7 +201,7 @@ class Supervisor:
         self._confinement = Confinement(settings["confinement"])
         self._confinement.become_supervisor()
         self._memory_kills = count_memory_kills()
-        self._wire.send({"op": "ready", "id": 0, "pid": os.getpid(), "python": sys.version.split()[0]})
+        self._wire.send({"op": "ready", "id": 0, "pid": os.getpid()})
         if not self._is_warm:
             # The first compilation in a process creates a hundred types. Children inherit them and save a millisecond.
             compile("0", CODE_NAME, "exec")
@@ -595,12 +594,16 @@ class Supervisor:
 
     def _collect(self, number: int, collection: Collection) -> None:
         """Fork a process that sends the execution's files."""
-        cap, confinement = self._settings["output_cap"], self._confinement
-        assert confinement is not None
+        assert self._confinement is not None
+        sending = Execution(number, COLLECT_TIMEOUT_SECONDS, self._settings["output_cap"])
         try:
-            process = fork_collector(number, collection, cap, confinement, self._loop, self._list_fds())
+            process = fork_child(
+                lambda: collection.send(sending.token), self._confinement, self._loop, self._list_fds()
+            )
         except OSError as error:
             self._wire.send(*encode_collected(number, f"no process could be made that reads them: {error.strerror}"))
             return
+        process.is_collector, process.frame_kinds, process.execution = True, COLLECTOR_FRAMES, sending
+        sending.start_clock()
         self._add_child(process)
         self._watch_output(process)

@@ -13,7 +13,6 @@ from rlm_batch.sandbox.driver_bundle import (
     MODULES,
     TERMINAL_MODULES,
     ZYGOTE_MODULES,
-    DriverChoice,
     build_driver_code,
     build_driver_text,
     pack_driver,
@@ -72,7 +71,7 @@ print(names["main"].__code__.co_filename, names["main"].__doc__)
 @pytest.mark.parametrize("is_code", [True, False])
 @pytest.mark.parametrize("is_own", [True, False])
 def test_text_runs_on_every_python_and_code_names_the_python_that_it_needs(*, is_own: bool, is_code: bool) -> None:
-    driver = pack_driver(is_code=is_code)
+    driver = pack_driver(sys.version.split()[0] if is_code else "3.9.1")
     program = f"""
 import _frozen_importlib_external, sys
 
@@ -91,18 +90,3 @@ print(main.co_filename, main.co_firstlineno, next(line for *_, line in main.co_l
         first = lines[0]
         expected = f"<driver>/driver/main.py {first} {next(line for line in lines if line != first)}\n"
         assert done.stdout.decode() == expected
-
-
-def test_a_sandbox_gets_code_if_the_one_before_it_had_this_python_and_started() -> None:
-    own, text, code = sys.version.split()[0], pack_driver(is_code=False), pack_driver(is_code=True)
-    first = DriverChoice("an image")
-    assert first.packed is text
-    first.confirm(own)
-    second = DriverChoice("an image")
-    assert (second.packed, DriverChoice("another").packed) == (code, text)
-    second.end()  # It did not start.
-    third = DriverChoice("an image")
-    assert third.packed is text
-    third.confirm("3.9.1")
-    third.end()
-    assert DriverChoice("an image").packed is text
