@@ -1,4 +1,4 @@
-"""The description of pydantic's errors: the parameter as the caller writes it, its value, and the valid values."""
+"""The description of pydantic's errors: the parameter, its value, and the valid values."""
 
 import re
 import reprlib
@@ -7,7 +7,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ..sandbox.caller import name_parameter
 from ..sandbox.outcomes.text_escape import escape_text
 
 # The part of a location that names one alternative of a union.
@@ -33,7 +32,7 @@ def _describe_problem(problems: list[tuple[list[Any], Any]], is_secret: bool) ->
     depth = max(len(place) for place, _ in problems)
     place, problem = next(item for item in problems if len(item[0]) == depth)
     texts = [_simplify(item["msg"]) for other, item in problems if other == place]
-    name = "".join([name_parameter(str(item)) if not number else f"[{item!r}]" for number, item in enumerate(place)])
+    name = "".join([f"[{item!r}]" if number else f"`{item}`" for number, item in enumerate(place)])
     if problem["type"] == "value_error":
         return ": ".join(filter(None, (name, texts[0])))
     if problem["type"] == "missing":

@@ -12,7 +12,6 @@ from typing import Any, ClassVar, Self
 
 from pydantic import PrivateAttr, SecretStr, ValidationError
 
-from ..sandbox.caller import name_parameter
 from ..sandbox.driver_settings import Preparation
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.interpreter import Interpreter
@@ -241,15 +240,14 @@ class SandboxProvider(SandboxSettings, ABC):
         for name in options:
             if name not in settings.model_fields:
                 raise ConfigurationError(
-                    f"the provider {self.provider_name} has no setting {name_parameter(str(name))}: it has "
-                    f"{', '.join(known)}"
+                    f"the provider {self.provider_name} has no setting `{name}`: it has {', '.join(known)}"
                 )
             is_allowed = name in known and (name != "repo_url" or self.repo_token is None)
             if not is_allowed and name != "environment":
                 raise ConfigurationError(
                     f"{name} cannot be set for one run, because it is a secret, decides where one is sent, applies to "
                     "all runs of a block, or is part of the provider's name (local:landlock): save a block with it, "
-                    f"and pass {name_parameter('provider')} {self.provider_name}-sandbox/NAME"
+                    f"and pass `provider` {self.provider_name}-sandbox/NAME"
                 )
         try:
             checked = settings.model_validate({name: getattr(self, name) for name in settings.model_fields} | options)

@@ -6,8 +6,6 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 from pydantic.fields import FieldInfo
 
-from ..sandbox.caller import name_parameter
-
 ENVIRONMENT = "environment"  # A value of `packages`: the packages of the running environment.
 COMMON = "common"  # marks a setting that many runs need, for the command line's help
 MountPath = Annotated[str, Field(title="Mount path", pattern="^/.", description="Path of the volume in the sandbox.")]
@@ -27,7 +25,7 @@ def check_wheel_requirements(requirements: list[str]) -> None:
             raise ValueError(
                 f"{name!r} is not the name of a package: local sandboxes install only wheels from the "
                 "index, such as numpy or pandas>=2; for your own modules use "
-                f"{name_parameter('python_path')} or {name_parameter('repo_url')}"
+                f"`python_path` or `repo_url`"
             )
 
 

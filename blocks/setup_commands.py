@@ -2,7 +2,6 @@
 
 import shlex
 
-from ..sandbox.caller import name_parameter
 from ..sandbox.errors import ConfigurationError
 
 # Python in an image, whose settings of pip must not decide where or whether pip installs.
@@ -25,4 +24,4 @@ def build_image_command(commands: str) -> str:
 def describe_setup_failure(status: int, output: str) -> ConfigurationError:
     """Return the error of commands that failed. It quotes the last lines of their output."""
     lines = [line for line in output.splitlines() if line.strip()][-10:]
-    return ConfigurationError("\n".join([f"{name_parameter('setup')} failed with status {status}: correct it", *lines]))
+    return ConfigurationError("\n".join([f"`setup` failed with status {status}: correct it", *lines]))

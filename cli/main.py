@@ -76,6 +76,8 @@ def _run_command(arguments: list[str] | None) -> int:
     """Run the command, print its error if it fails, and return the exit status."""
     for name, value in QUIET_PREFECT.items():
         os.environ.setdefault(name, value)
+    if not os.environ.get("RLM_BATCH_SERVER") and not os.environ.get("CI"):
+        os.environ["RLM_BATCH_SERVER"] = "shared"
     if os.path.expanduser("~") == "~":  # Without HOME and an entry in passwd Prefect cannot be imported.
         os.environ["HOME"] = "/"  # Container engines set the same value.
     # For Prefect, a log line that does not reach the server is a logging error, which Python would print.
@@ -96,20 +98,18 @@ def _run_command(arguments: list[str] | None) -> int:
         )
     from cyclopts import CycloptsError
 
-    from ..sandbox.caller import use_options
     from ..sandbox.errors import RlmBatchError
     from .commands import app
 
     try:
-        with use_options():
-            status = app(
-                arguments,
-                exit_on_error=False,
-                print_error=False,
-                # `_print_error` prints errors instead. For its own console cyclopts would import rich.
-                error_console=cast("Console", object()),
-                result_action="return_value",
-            )
+        status = app(
+            arguments,
+            exit_on_error=False,
+            print_error=False,
+            # `_print_error` prints errors instead. For its own console cyclopts would import rich.
+            error_console=cast("Console", object()),
+            result_action="return_value",
+        )
         sys.stdout.flush()
         if (error := getattr(sys.stdout, "error", None)) is not None:
             _print_error(f"standard output could not be written ({error.strerror}): some or all of it is missing")
@@ -124,7 +124,9 @@ def _run_command(arguments: list[str] | None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except (RlmBatchError, OSError) as error:
-        _print_error(str(error))
+        from .option_names import name_options
+
+        _print_error(name_options(str(error)))
         return 2
     return status if isinstance(status, int) else 0
 

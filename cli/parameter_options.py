@@ -27,7 +27,6 @@ from ..flows.parameters import (
     find_form,
 )
 from ..flows.registry import FLOWS, load_model
-from ..sandbox.caller import OPTIONS_BY_PARAMETER, use_options
 from ..sandbox.errors import ConfigurationError
 from .argument_parsing import (
     build_provider,
@@ -38,11 +37,9 @@ from .argument_parsing import (
     refuse_data,
     resolve_path,
 )
+from .option_names import LEFT_OUT, OPTIONS_BY_PARAMETER
 from .output import Json, OutputFormat, ShowOutput, ShowUsage
 
-# Parameters without an option. The command prints failures and shows them in its exit status. Each setting of a
-# provider has a separate option.
-LEFT_OUT = ("on_failure", "provider_options")
 KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
 # Groups of the help besides those of the shared parameters. The first ten common options have a separate group.
 DEPLOYMENT, COMMON_OPTIONS = "Deployment", "Common options"
@@ -69,8 +66,7 @@ def make_run_action(show_output: bool = False, json: bool = False, usage: bool =
     def run(model: type[FlowParameters[Any]], files: list[str], values: dict[str, Any]) -> int:
         from .run_flow import run_flow
 
-        with use_options(*dict.fromkeys(os.path.dirname(os.path.abspath(file)) for file in files)):
-            return run_flow(model, files, OutputFormat(show_output, json, usage), values)
+        return run_flow(model, files, OutputFormat(show_output, json, usage), values)
 
     return run
 

@@ -19,6 +19,7 @@ from ..sandbox.queries.events import RlmEvent
 from ..sandbox.result import Failure, Outcome, Result
 from ..tasks.ledger.run_record import ReportSpec
 from ..tasks.redrawn_lines import RedrawnLines
+from .option_names import name_options
 
 if TYPE_CHECKING:
     from ..flows.orphans import OrphanedSandbox
@@ -94,7 +95,7 @@ class ProgressDisplay(FlowListener):
         self._print(f"Page: {url} (rlm-batch server shows how to sign in)")
 
     def on_warning(self, text: str) -> None:
-        self._print(escape_text(text))
+        self._print(escape_text(name_options(text)))
 
     def on_execution_start(self, index: int) -> None:
         self._running.add(index)

@@ -24,6 +24,7 @@ from ..sandbox.outcomes.server_message import describe_server_error
 from ..sandbox.outcomes.text_escape import escape_text
 from ..tasks.host_tools import load_tools
 from ..tasks.redrawn_lines import redraw_lines
+from .option_names import name_options
 from .output import OutputFormat, print_json, print_outputs, print_table
 from .progress import ProgressDisplay, print_reading
 
@@ -109,7 +110,7 @@ def _print_report(report: Report[Any], output: OutputFormat, files: list[str]) -
         if output.shows_output:
             print_outputs(report.outcomes)
     for note in report.list_notes():
-        print(note, file=sys.stderr)
+        print(name_options(note), file=sys.stderr)
 
 
 def _print_failures(failed: ExecutionsFailed, files: list[str]) -> None:
@@ -133,7 +134,7 @@ def _print_failures(failed: ExecutionsFailed, files: list[str]) -> None:
         lines += ["", f"{len(idle):,} did not run, the first is number {idle[0].meta.index}: {idle[0].error.summary}"]
     path, number = shlex.quote(failed.results_path), failed.failures[0].meta.index
     lines += ["", f"All of one execution: rlm-batch report {path} --execution {number}"]
-    print("\n".join(lines), file=sys.stderr)
+    print(name_options("\n".join(lines)), file=sys.stderr)
 
 
 def run_with_display(flow: Coroutine[Any, Any, T], display: ProgressDisplay, values: dict[str, Any]) -> T:

@@ -20,7 +20,6 @@ from pydantic.fields import FieldInfo
 
 from ..blocks.problems import describe_problems
 from ..blocks.storage.location import PathOrLocation
-from ..sandbox.caller import name_parameter
 from ..sandbox.driver_settings import PREPARE_TIMEOUT_SECONDS, Preparation
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.requests.code_text import remove_indent
@@ -103,17 +102,14 @@ class FlowParameters(Generic[R]):
         given = {name for name, value in self.list_values().items() if value is not None and value not in ({}, "")}
         given -= {item.name for item in fields(self) if getattr(self, item.name) == item.default}  # type: ignore[arg-type]
         if self.one_of and len(given & {*self.one_of}) != 1:
-            names = list(map(name_parameter, self.one_of))
+            names = [f"`{name}`" for name in self.one_of]
             raise ConfigurationError(f"pass one of {', '.join(names[:-1])} or {names[-1]}, and only one")
         for name, other in self.needs.items():
             if name in given and other not in given:
-                name, other = name_parameter(name), name_parameter(other)
-                raise ConfigurationError(f"{name} needs {other}: pass both, or leave {name} out")
+                raise ConfigurationError(f"`{name}` needs `{other}`: pass both, or leave `{name}` out")
         for (name, other), reason in self.excludes.items():
             if {name, other} <= given:
-                raise ConfigurationError(
-                    f"{name_parameter(name)} and {name_parameter(other)} exclude each other: {reason}"
-                )
+                raise ConfigurationError(f"`{name}` and `{other}` exclude each other: {reason}")
 
     @cached_property
     def options(self) -> "Options":
@@ -135,10 +131,6 @@ class FlowParameters(Generic[R]):
     def build_report(self, outcomes: "Outcomes") -> "Report":
         """Return the report on the outcomes. Raises ConfigurationError if the outcomes lack the objective."""
         raise NotImplementedError
-
-    def get_variables_source(self) -> str:
-        """Return the parameter that sets an execution's variables, or an empty text if there is none."""
-        return ""
 
     def reads_blocks(self) -> bool:
         """Return whether a parameter names a location on a block, which only a Prefect server can resolve."""
@@ -410,10 +402,10 @@ class Options(CodeParameters, LaneParameters):
         """Return the code of a parameter, which may name a file. Raises ConfigurationError if no shard can take it."""
         code = read_text_reference(getattr(self, name))
         if "\0" in code:
-            raise ConfigurationError(f"{name_parameter(name)} contains a NUL character: remove it")
+            raise ConfigurationError(f"`{name}` contains a NUL character: remove it")
         if self.shards is not None and (size := len(code.encode("utf-8", "replace"))) > PARAMETER_LIMIT:
             raise ConfigurationError(
-                f"{name_parameter(name)} has {size:,} bytes, and with {name_parameter('shards')} at most "
+                f"`{name}` has {size:,} bytes, and with `shards` at most "
                 f"{PARAMETER_LIMIT:,} are allowed: put the code into the repository or a package, and import it"
             )
         return code

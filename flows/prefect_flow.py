@@ -21,7 +21,6 @@ from pydantic import ValidationError, create_model
 from pydantic_core import to_jsonable_python
 
 from ..blocks.problems import describe_problems
-from ..sandbox.caller import use_flow
 from ..sandbox.errors import ConfigurationError, RlmBatchError
 from ..tasks.engine_log import shorten_engine_log
 from ..tasks.ledger.result_index import get_results_root
@@ -224,13 +223,12 @@ async def execute_flow(run: Run) -> State[Any]:
     parameters, options, plan = run.parameters, run.options, run.plan
     assert parameters is not None
     try:
-        with use_flow(parameters.get_variables_source(), min(options.max_workers, plan.total)):
-            async with open_run(run):
-                await (plan.execute or execute_items)(run)
-                outcomes = run.collect_outcomes()
-            if options.on_failure == "raise":
-                raise_failures(outcomes, plan)
-            run.report = parameters.build_report(outcomes)
+        async with open_run(run):
+            await (plan.execute or execute_items)(run)
+            outcomes = run.collect_outcomes()
+        if options.on_failure == "raise":
+            raise_failures(outcomes, plan)
+        run.report = parameters.build_report(outcomes)
     except Exception:
         if run.outcome is not None:
             run.outcome.emit("failed")

@@ -18,7 +18,6 @@ from prefect.tasks import Task
 from ..blocks.provider import SandboxProvider
 from ..blocks.registry import find_provider_name, resolve_provider
 from ..blocks.retry import compute_backoff
-from ..sandbox.caller import use_flow
 from ..sandbox.errors import ConfigurationError, RlmBatchError
 from ..sandbox.meta import Meta
 from ..sandbox.requests.execution_request import check_patterns
@@ -161,8 +160,7 @@ async def run_code(
     output = OutputLog(LineBudget(), f"{task_run.name}: ")
     outcome: Outcome
     try:
-        with use_flow("variables"):
-            outcome = await _execute(run, execution, output)
+        outcome = await _execute(run, execution, output)
     except RlmBatchError as error:
         outcome = Failure(error, error.meta or Meta(variables=execution.variables, provider=run.provider.provider_name))
     finally:

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from .caller import name_parameter
 from .errors import CodeCrashed, OutcomeUnknown, PrepareError, SandboxLost, SandboxStartError
 from .intake.collected_files import LOST, CollectedFiles
 from .intake.reports import Reports
@@ -386,7 +385,7 @@ class DriverProtocol:
     def _make_unknown_error(self, pending: PendingExecution) -> OutcomeUnknown:
         unknown = OutcomeUnknown(
             f"sandbox {self.sandbox.id} was lost before the code answered ({self.closed_reason}), and "
-            f"what the code did is unknown. To run it again, set {name_parameter('idempotent')}"
+            f"what the code did is unknown. To run it again, set `idempotent`"
         )
         unknown.meta = pending.build_meta()
         return unknown

@@ -6,7 +6,6 @@ import resource
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 
-from ...sandbox.caller import name_parameter
 from ...sandbox.errors import ConfigurationError
 from .engine import Engine
 from .settings import ContainerSettings
@@ -123,7 +122,6 @@ def resolve_mount_point(path: str) -> str:
     mount = PurePosixPath(os.path.normpath("/" + path.lstrip("/")))
     if str(mount) == "/" or any(mount.is_relative_to(other) for other in SYSTEM_DIRECTORIES):
         raise ConfigurationError(
-            f"{name_parameter('volume_mount_path')} is {path!r}, which a container needs itself: use "
-            "another path, such as /data"
+            f"`volume_mount_path` is {path!r}, which a container needs itself: use another path, such as /data"
         )
     return str(mount)

@@ -6,7 +6,6 @@ import os
 import tempfile
 from pathlib import Path
 
-from ...sandbox.caller import name_parameter
 from ...sandbox.errors import ConfigurationError
 from ..setup_commands import PYTHON_FOR_PIP, build_image_command
 from ..worker_consent import check_network
@@ -60,7 +59,7 @@ async def _pull(settings: ContainerSettings, engine: Engine) -> None:
     if done.returncode:
         raise ConfigurationError(
             f"{engine.name} has no image {settings.image} and could not pull it: "
-            f"{get_last_line(done.stderr)}. Set {name_parameter('image')} to another, or pull, build or "
+            f"{get_last_line(done.stderr)}. Set `image` to another, or pull, build or "
             "load it"
         )
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import daytona
 
-from ...sandbox.caller import name_parameter
 from ...sandbox.cancellation import run_shielded
 from ...sandbox.errors import ConfigurationError, SandboxStartError
 from ..host_files.files import HostFiles
@@ -188,6 +187,6 @@ async def _mount_volume(settings: DaytonaSettings, client: daytona.AsyncDaytona)
         reason = f" ({volume.error_reason})" if getattr(volume, "error_reason", None) else ""
         raise ConfigurationError(
             f"Daytona's volume {name!r} is in the state {get_state(volume)}{reason}: delete it in "
-            f"the dashboard, or set {name_parameter('volume_name')} to another"
+            f"the dashboard, or set `volume_name` to another"
         )
     return [daytona.VolumeMount(volume_id=volume.id, mount_path=settings.volume_mount_path)]

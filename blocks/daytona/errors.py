@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 import daytona
 
-from ...sandbox.caller import name_parameter
 from ...sandbox.errors import ConfigurationError, QuotaExceeded, RlmBatchError, SandboxStartError
 from ...sandbox.outcomes.server_message import extract_message
 from ..retry import call_with_retries, compute_backoff
@@ -174,7 +173,7 @@ def map_error(error: BaseException, failure: str) -> RlmBatchError:
         return QuotaExceeded(f"{failure}: Daytona refused temporarily ({message})", retry_after=get_retry_after(error))
     if row.meaning is Meaning.QUOTA:
         return QuotaExceeded(
-            f"{failure}: the account's quota is used up ({message}): lower {name_parameter('max_workers')}, "
+            f"{failure}: the account's quota is used up ({message}): lower `max_workers`, "
             "wait for other sandboxes, or raise the quota in Daytona's dashboard"
         )
     if row.meaning is Meaning.KEY:

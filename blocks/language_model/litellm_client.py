@@ -13,7 +13,6 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...sandbox.caller import name_parameter
 from ...sandbox.errors import ConfigurationError, QueryError
 from ...sandbox.queries.budget import Estimate, Usage
 from ...sandbox.queries.session import DEFAULT_OPTIONS, Answer, EmptyAnswerError, Message, RequestOptions
@@ -264,8 +263,8 @@ class LiteLLMModel:
             if price is None:
                 unknown, fields = ("price", "input_cost_per_token and output_cost_per_token")
             raise ConfigurationError(
-                f"the {unknown} of the model {self.name} is unknown, so {name_parameter('max_cost')} cannot limit it: "
-                f"leave {name_parameter('max_cost')} out, or set {fields} in its LanguageModel block"
+                f"the {unknown} of the model {self.name} is unknown, so `max_cost` cannot limit it: "
+                f"leave `max_cost` out, or set {fields} in its LanguageModel block"
             )
         image_tokens = next((count for part, count in IMAGE_TOKENS_OF.items() if part in self.name), IMAGE_TOKENS)
         prompt = len(json.dumps(arguments["response_format"])) if "response_format" in arguments else 0

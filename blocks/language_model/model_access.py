@@ -7,7 +7,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ...sandbox.caller import name_parameter
 from ...sandbox.errors import BudgetExceeded, ConfigurationError
 from ...sandbox.interpreter import Interpreter
 from ...sandbox.queries.answer_cache import AnswerCache
@@ -70,7 +69,7 @@ class ModelAccess:
         With `is_recursive`, only the limits for the model of recursive queries count.
         """
         if is_recursive and self.max_depth == 0:
-            raise ConfigurationError(f"{name_parameter('max_depth')} is 0, and a recursive query needs 1: raise it")
+            raise ConfigurationError("`max_depth` is 0, and a recursive query needs 1: raise it")
         for model in (*self._models, *self._named_models.values()):
             await model.check()
         refusal: ConfigurationError | None = None
@@ -156,7 +155,7 @@ async def open_model_access(
     for name, value in {**limits, **totals, "max_cost": max_cost}.items():
         least = 1 if name == "batch_concurrency" else 0
         if isinstance(value, (int, float)) and value < least:
-            raise ConfigurationError(f"{name_parameter(name)} is {value!r}: use {least} or more")
+            raise ConfigurationError(f"`{name}` is {value!r}: use {least} or more")
     settings = await _resolve(model, "language_model")
     if isinstance(sub_model, str) and not is_saved_model(sub_model) and not sub_model.startswith("<"):
         settings, sub_model = settings.model_copy(update={"sub_model": sub_model}), None
@@ -197,15 +196,14 @@ async def _resolve(source: LanguageModelSettings | str, parameter: str) -> Langu
         return _models[source]
     if source.startswith("<"):
         raise ConfigurationError(
-            f"{name_parameter(parameter)} is {source}, an object of another process: save it as a block, and pass "
-            f"{SLUG}/NAME"
+            f"`{parameter}` is {source}, an object of another process: save it as a block, and pass {SLUG}/NAME"
         )
     if not is_saved_model(source):
         try:
             return LanguageModelSettings(model=source)
         except ValidationError as error:
             raise ConfigurationError(
-                f"{name_parameter(parameter)} is {source!r}: use a model in LiteLLM's naming, such as "
+                f"`{parameter}` is {source!r}: use a model in LiteLLM's naming, such as "
                 f"openai/gpt-4o-mini, or a saved block such as {SLUG}/NAME"
             ) from error
     from prefect.context import AsyncClientContext, FlowRunContext

@@ -21,7 +21,6 @@ import sysconfig
 from functools import cache
 from pathlib import Path
 
-from ...sandbox.caller import name_parameter
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.wire.python_directory import link_python
 from ..host_files.cache import make_once, resolve_cache_root
@@ -159,7 +158,7 @@ def _find_installer() -> list[str]:
     if shutil.which("uv") is not None:
         # For uv, `--only-binary` alone prevents builds.
         return ["uv", "pip", "install", "--quiet", "--deps", "--python", sys.executable]
-    raise ConfigurationError(f"{name_parameter('packages')} needs pip or uv: install one beside {sys.executable}")
+    raise ConfigurationError(f"`packages` needs pip or uv: install one beside {sys.executable}")
 
 
 def write_scripts(source: Path, folder: Path) -> None:

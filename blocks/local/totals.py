@@ -3,7 +3,6 @@
 import os
 from dataclasses import dataclass
 
-from ...sandbox.caller import name_parameter
 from ...sandbox.errors import ConfigurationError
 from .cgroup import MIB, find_parent
 from .settings import LocalSettings
@@ -38,16 +37,16 @@ def plan_totals(settings: LocalSettings, level: str) -> TotalsPlan:
             grouped[controller] = limit * MIB if controller == "memory" else limit
         elif controller == "cpu":
             raise ConfigurationError(
-                f"{name_parameter('cpus')} is {limit:g}, and needs control groups of version 2 with the cpu "
+                f"`cpus` is {limit:g}, and needs control groups of version 2 with the cpu "
                 "controller, which this process cannot create: run it with systemd-run --user -p "
-                f"Delegate=yes, or leave {name_parameter('cpus')} out"
+                f"Delegate=yes, or leave `cpus` out"
             )
         else:
             watched[OPTIONS[controller]] = int(limit)
     if settings.disk_mib is not None and level != "bubblewrap":
         raise ConfigurationError(
-            f"{name_parameter('disk_mib')} is {settings.disk_mib}, and needs isolation bubblewrap or the provider "
-            f"container: use one of them, or leave {name_parameter('disk_mib')} out"
+            f"`disk_mib` is {settings.disk_mib}, and needs isolation bubblewrap or the provider "
+            f"container: use one of them, or leave `disk_mib` out"
         )
     if level == "landlock" and not has_own_count(level) and settings.total_processes is None:
         # RLIMIT_NPROC also counts the user's other processes, so the code could start more when those end.

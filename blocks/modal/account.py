@@ -14,7 +14,6 @@ import modal
 from grpclib.exceptions import StreamTerminatedError
 from modal.config import config
 
-from ...sandbox.caller import name_parameter
 from ...sandbox.cancellation import announce_removal
 from ...sandbox.errors import ConfigurationError, RlmBatchError, SandboxStartError
 from .errors import THROTTLE_SECONDS, get_last_line, map_error, retry_until_done
@@ -80,8 +79,7 @@ async def get_volume(settings: ModalSettings) -> modal.Volume | None:
             await volume.hydrate.aio()
         except modal.exception.InvalidError as error:
             raise ConfigurationError(
-                f"the volume {name!r} cannot be used: {get_last_line(error)} Set "
-                f"{name_parameter('volume_name')} to another"
+                f"the volume {name!r} cannot be used: {get_last_line(error)} Set `volume_name` to another"
             ) from error
         except modal.exception.Error as error:
             raise map_error(error, f"the volume {name!r} could not be opened") from error

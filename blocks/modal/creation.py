@@ -6,7 +6,6 @@ from typing import Any
 
 import modal
 
-from ...sandbox.caller import name_parameter
 from ...sandbox.cancellation import run_shielded
 from ...sandbox.errors import ConfigurationError, SandboxStartError
 from .. import git as repository
@@ -85,7 +84,7 @@ async def _create(
     except TimeoutError as error:
         failure: Exception = error
         reason = SandboxStartError(
-            f"Modal did not open a sandbox within {settings.start_timeout} s: raise {name_parameter('start_timeout')}"
+            f"Modal did not open a sandbox within {settings.start_timeout} s: raise `start_timeout`"
         )
     except (ValueError, TypeError) as error:  # The client raises these before it sends anything.
         raise ConfigurationError(

@@ -9,7 +9,6 @@ from typing import TypeVar
 import modal
 from modal.config import config
 
-from ...sandbox.caller import name_parameter
 from ...sandbox.errors import ConfigurationError, QuotaExceeded, RlmBatchError, SandboxStartError
 from ...sandbox.outcomes.server_message import extract_message
 from ..retry import call_with_retries, compute_backoff
@@ -51,13 +50,11 @@ def map_error(error: Exception, failure: str) -> RlmBatchError:
         details = getattr(error, "_grpc_details", None) or ()
         waits = [entry.retry_after_secs for entry in details if hasattr(entry, "retry_after_secs")]
         if not waits:
-            return QuotaExceeded(
-                f"{failure}: {reason} Lower {name_parameter('max_workers')}, or ask Modal for a higher limit"
-            )
+            return QuotaExceeded(f"{failure}: {reason} Lower `max_workers`, or ask Modal for a higher limit")
         limit = os.environ.get("MODAL_MAX_THROTTLE_WAIT", THROTTLE_SECONDS)
         return QuotaExceeded(
             f"{failure}: {reason} Retried for {limit} s, and Modal asks for {waits[0]:g} s more: lower "
-            f"{name_parameter('max_workers')}, or ask Modal for a higher limit",
+            f"`max_workers`, or ask Modal for a higher limit",
             retry_after=waits[0],
         )
     if isinstance(error, (exceptions.AuthError, exceptions.PermissionDeniedError)):

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ...sandbox.caller import name_parameter
 from ...sandbox.errors import ConfigurationError, VolumeError
 from ..volume import NAME, VolumeFile, VolumeStore, check_volume_name, is_reserved_name, split_volume_path
 from ..worker_consent import check_path, check_writable_directory
@@ -32,7 +31,7 @@ def find_volumes_root(named: str | None) -> Path:
     default = resolve_data_dir("volumes", "RLM_BATCH_VOLUMES")
     if named is None:
         return default
-    root = locate_local(named, name_parameter("volume_root"))
+    root = locate_local(named, "`volume_root`")
     check_path(root, below=default)
     return root  # Links are kept, because the path is part of the result's key.
 
@@ -104,7 +103,7 @@ class LocalVolume(VolumeStore):
         except OSError as error:
             raise ConfigurationError(
                 f"the volume {self.path} cannot be created: {error.strerror}. Set "
-                f"{name_parameter('volume_root')} or RLM_BATCH_VOLUMES to another directory"
+                f"`volume_root` or RLM_BATCH_VOLUMES to another directory"
             ) from error
 
     async def ls(self, path: str = "") -> list[VolumeFile]:

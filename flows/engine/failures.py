@@ -7,7 +7,6 @@ from typing import Self
 
 from prefect.context import FlowRunContext
 
-from ...sandbox.caller import name_parameter
 from ...sandbox.errors import CodeError, DeadlineExceeded, ExecutionsFailed, NotRun, RlmBatchError
 from ...sandbox.outcomes.text_escape import escape_text
 from ...tasks.execution import Execution
@@ -37,7 +36,7 @@ class Deadline:
         return DeadlineExceeded(
             f"the flow run's deadline of {self.seconds:g} s {reason}"
             + (f" ({execution.earlier_errors[-1]})" if execution.errors else "")
-            + f"; {describe_rerun()}, or set a longer {name_parameter('deadline')}"
+            + f"; {describe_rerun()}, or set a longer `deadline`"
         )
 
 
@@ -65,10 +64,10 @@ class FailureWatch:
     def build_error(self, execution: Execution) -> NotRun:
         """Return the error of an execution that has no outcome when the limit is reached."""
         return NotRun(
-            f"not run: {self.count} of {self.total} executions failed, and {name_parameter('max_failures')} is "
+            f"not run: {self.count} of {self.total} executions failed, and `max_failures` is "
             f"{self.max_failures:g}"
             + (f" ({execution.earlier_errors[-1]})" if execution.errors else "")
-            + f"; {describe_rerun()}, or set a higher {name_parameter('max_failures')}"
+            + f"; {describe_rerun()}, or set a higher `max_failures`"
         )
 
 
@@ -111,4 +110,4 @@ def describe_rerun() -> str:
     """Return how to run this flow run again: Prefect retries only runs of deployments."""
     context = FlowRunContext.get()
     deployed = context is not None and context.flow_run is not None and context.flow_run.deployment_id is not None
-    return "retry the flow run" if deployed else f"run it again with the same {name_parameter('results_path')}"
+    return "retry the flow run" if deployed else "run it again with the same `results_path`"

@@ -12,7 +12,6 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
-from ...sandbox.caller import name_parameter
 from ...sandbox.driver_settings import KEEP_SECONDS
 from ...sandbox.errors import (
     ConfigurationError,
@@ -500,7 +499,7 @@ def _find_refusal(error: BaseException) -> QuotaExceeded | None:
         if getattr(cause, "errno", None) in (errno.EMFILE, errno.ENFILE):
             return QuotaExceeded(
                 "this process cannot open more files, and each sandbox takes one or two: raise the limit with "
-                f"`ulimit -n 4096` first, or lower {name_parameter('max_workers')}"
+                "`ulimit -n 4096` first, or lower `max_workers`"
             )
         cause = cause.__cause__ or cause.__context__
     return error if isinstance(error, QuotaExceeded) else None

@@ -14,7 +14,6 @@ from ...blocks.language_model.credentials import CredentialMask
 from ...blocks.language_model.model_access import LIMITS, ModelAccess, is_saved_model, open_model_access
 from ...blocks.provider import SandboxProvider
 from ...blocks.registry import resolve_provider
-from ...sandbox.caller import name_parameter, use_flow
 from ...sandbox.driver_settings import Preparation
 from ...sandbox.errors import ConfigurationError, NotRun
 from ...sandbox.queries.answer_cache import AnswerCache
@@ -213,15 +212,14 @@ class Run:
 async def prepare_run(parameters: FlowParameters[Any], plan: Plan, listener: FlowListener | None = None) -> Run:
     """Return the run of a flow with checked parameters. Raises ConfigurationError."""
     options = parameters.options
-    with use_flow(parameters.get_variables_source(), min(options.max_workers, plan.total)):
-        run = await make_run(options, plan)
-        run.parameters = parameters
-        if listener is not None:
-            run.listener = listener
-        elif is_notebook():
-            run.listener = NotebookProgress(lambda: run.artifacts.describe_progress() if run.artifacts else "")
-        if options.shards is None:  # Shards check the provider and the model on their own machines.
-            await run.check_before_start()
+    run = await make_run(options, plan)
+    run.parameters = parameters
+    if listener is not None:
+        run.listener = listener
+    elif is_notebook():
+        run.listener = NotebookProgress(lambda: run.artifacts.describe_progress() if run.artifacts else "")
+    if options.shards is None:  # Shards check the provider and the model on their own machines.
+        await run.check_before_start()
     return run
 
 
@@ -241,15 +239,13 @@ async def make_run(options: Options, plan: Plan, provider: SandboxProvider | Non
         _refuse_own_objects(options, named)
     if options.models and options.language_model is None:
         raise ConfigurationError(
-            f"{name_parameter('models')} is set, and {name_parameter('language_model')} is not: set it to the model of "
-            "queries that name none"
+            "`models` is set, and `language_model` is not: set it to the model of queries that name none"
         )
     provider, total = provider or await resolve_run_provider(options), plan.total
     prepare_timeout = None if options.preparation is None else options.preparation.timeout
     if prepare_timeout is not None and prepare_timeout + options.timeout > provider.lifetime:
         raise ConfigurationError(
-            f"{name_parameter('prepare_timeout')} and {name_parameter('timeout')} together exceed the sandbox's "
-            f"{name_parameter('lifetime')} of {provider.lifetime} s"
+            f"`prepare_timeout` and `timeout` together exceed the sandbox's `lifetime` of {provider.lifetime} s"
         )
     expected = total if options.check is None else 2 * total  # Each check has another sandbox.
     provider = provider.with_expectations(
@@ -299,7 +295,7 @@ def _refuse_own_objects(options: Options, tools: dict[str, str]) -> None:
     for name, value in (tools | models).items():
         if "<" in value:
             raise ConfigurationError(
-                f"{name_parameter(name) if name in models else f'the tool {name!r}'} is an object of this process, and "
+                f"{f'`{name}`' if name in models else f'the tool {name!r}'} is an object of this process, and "
                 "shards run in other processes: save a model as a block, and pass the import path of a function, such "
                 "as package.module:function"
             )

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
 
-from ...sandbox.caller import name_parameter
 from ...sandbox.errors import ConfigurationError
 from .file_patterns import compute_file_digest
 from .host_paths import check_input_path
@@ -71,8 +70,7 @@ class ContextReader:
         sources = [context not in (None, ""), bool(context_file), bool(volume_path)]
         if sum(sources) > 1:
             raise ConfigurationError(
-                f"the context is given twice: pass only one of {name_parameter('context')}, "
-                f"{name_parameter('context_file')} and {name_parameter('context_volume_path')}"
+                "the context is given twice: pass only one of `context`, `context_file` and `context_volume_path`"
             )
         variables: dict[str, Any] = {"query": query}
         if volume_path:
@@ -120,7 +118,7 @@ def name_files(paths: list[str]) -> dict[str, str]:
     parts = {path: PurePath(path).parts for path in paths}
     if len(parts) < len(paths):
         twice = next(path for path in paths if paths.count(path) > 1)
-        raise ConfigurationError(f"{name_parameter('context_file')} names {twice} twice: leave one out")
+        raise ConfigurationError(f"`context_file` names {twice} twice: leave one out")
     for length in range(1, max(map(len, parts.values()), default=1) + 1):
         names = {"/".join(part[-length:]): path for path, part in parts.items()}
         if len(names) == len(paths):

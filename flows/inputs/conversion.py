@@ -13,7 +13,6 @@ from pydantic import BeforeValidator
 from ...blocks.host_files.mounts import locate_mounts
 from ...blocks.host_files.python_path import locate_directories
 from ...blocks.registry import name_provider
-from ...sandbox.caller import name_parameter
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.requests.execution_request import check_patterns
 from ...sandbox.requests.function_code import convert_code
@@ -179,8 +178,7 @@ def _convert_content(name: str, content: Content, value: Any, tools: Collection[
         value = rows
     if content is Content.PREPARATION and callable(value):
         raise ConfigurationError(
-            f"{name_parameter('prepare')} takes text, not a function, because executions see its global "
-            "names: pass the lines as text"
+            "`prepare` takes text, not a function, because executions see its global names: pass the lines as text"
         )
     if content.is_code:
         is_list = isinstance(value, list)

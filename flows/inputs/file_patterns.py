@@ -12,7 +12,6 @@ from typing import Any
 from ...blocks.host_files.source_tree import open_source
 from ...blocks.storage.location_parsing import is_remote, parse_location
 from ...blocks.worker_consent import find_link_on_volume, resolve_links
-from ...sandbox.caller import name_parameter
 from ...sandbox.errors import ConfigurationError
 from ...tasks.execution import Execution, Upload
 from .host_paths import check_input_path
@@ -52,9 +51,9 @@ class MatchedFiles:
         for name, real in matched.items():
             if (length := real.stat().st_size) > MAX_FILE_BYTES:
                 raise ConfigurationError(
-                    f"{base / name} has {length >> 20:,} MiB, and a file of {name_parameter('inputs')} at most "
+                    f"{base / name} has {length >> 20:,} MiB, and a file of `inputs` at most "
                     f"{MAX_FILE_BYTES >> 20}: pass the paths as variables, and their directory with "
-                    f"{name_parameter('mounts')}"
+                    f"`mounts`"
                 )
             size += length
             path = f"{FOLDER}/{_escape_name(name)}"
@@ -116,8 +115,7 @@ def refuse_pattern(text: str) -> None:
     """Raise ConfigurationError if a text is a pattern, where only the path of a single file is possible."""
     if is_pattern(text):
         raise ConfigurationError(
-            f"{text} is a pattern, which only {name_parameter('inputs')} of batch takes: name one file, or a folder of "
-            "Parquet files"
+            f"{text} is a pattern, which only `inputs` of batch takes: name one file, or a folder of Parquet files"
         )
 
 

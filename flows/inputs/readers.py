@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ...blocks.storage.location import PathOrLocation
-from ...sandbox.caller import name_parameter
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.requests.execution_request import check_variable_name
 from ...sandbox.requests.function_code import find_parameters
@@ -85,7 +84,7 @@ class InputFile:
                 f"{reason}"
             )
         if types and suffix not in CSV:
-            raise ConfigurationError(f"{name_parameter('types')} needs a CSV file, and {self.path} is not one")
+            raise ConfigurationError(f"`types` needs a CSV file, and {self.path} is not one")
         self.table: Table | None = None
         self.column_types: RuleOfTypes = {}
         try:
@@ -118,8 +117,7 @@ class InputFile:
         unknown = [name for name in types or {} if name not in table.names]
         if unknown and not isinstance(types, RecordedTypes):
             raise ConfigurationError(
-                f"{name_parameter('types')} names the column {unknown[0]!r}, and {self.path} has "
-                f"{', '.join(table.names)}"
+                f"`types` names the column {unknown[0]!r}, and {self.path} has {', '.join(table.names)}"
             )
         return table
 
@@ -197,7 +195,7 @@ def read_inputs(
 def refuse_types(types: TypesOfColumns) -> None:
     """Raise ConfigurationError if there are types of columns: the values are in no file."""
     if types is not None:
-        raise ConfigurationError(f"{name_parameter('types')} needs a CSV file, and there is none: leave it out")
+        raise ConfigurationError("`types` needs a CSV file, and there is none: leave it out")
 
 
 class Grid:
@@ -306,7 +304,7 @@ def build_chunks(
     else:
         source = normalize_chunk_ids(chunks).items()
     if not len(source):
-        raise ConfigurationError(f"{name_parameter('data')} is empty: give at least one item")
+        raise ConfigurationError("`data` is empty: give at least one item")
     return source
 
 

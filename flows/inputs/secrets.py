@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 from pydantic import SecretStr
 
 from ...blocks.worker_consent import is_deployment_run
-from ...sandbox.caller import name_parameter
 from ...sandbox.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -19,7 +18,6 @@ def read_secrets(options: "Options") -> dict[str, SecretStr]:
     Raises:
         ConfigurationError: A variable is not set, or the code runs in another process: in a worker or in shards.
     """
-    name_of_parameter = name_parameter("secrets")
     if is_deployment_run():
         refuse_secrets("a run of a deployment")
     if options.shards is not None:
@@ -27,7 +25,7 @@ def read_secrets(options: "Options") -> dict[str, SecretStr]:
     missing = next((name for name in options.secrets or () if name not in os.environ), None)
     if missing is not None:
         raise ConfigurationError(
-            f"{name_of_parameter} names {missing!r}, and this process has no such environment variable: export it first"
+            f"`secrets` names {missing!r}, and this process has no such environment variable: export it first"
         )
     return {name: SecretStr(os.environ[name]) for name in options.secrets or ()}
 
@@ -35,6 +33,6 @@ def read_secrets(options: "Options") -> dict[str, SecretStr]:
 def refuse_secrets(what: str) -> None:
     """Raise ConfigurationError, because another process than this one would need the values."""
     raise ConfigurationError(
-        f"{what} cannot take {name_parameter('secrets')}, whose values stay in this process: save them in the "
+        f"{what} cannot take `secrets`, whose values stay in this process: save them in the "
         "environment of a block, and pass the block as the provider"
     )

@@ -6,7 +6,6 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass as parameter_model
 
 from ...blocks.storage.location import PathOrLocation
-from ...sandbox.caller import name_parameter
 from ...sandbox.errors import ConfigurationError
 from ...tasks.ledger.run_record import ReportSpec
 from ..inputs.conversion import Code, Items, PathText, Variables
@@ -76,14 +75,14 @@ class BatchParameters(Options, FlowParameters[OutcomesReport]):
             items = repeat_items([(code, {}) for code in codes], spec, options)
             return Plan(total=count_executions(len(codes), spec), items=items, runs_each_code=True, report_spec=spec)
         if isinstance(self.code, list) or len(codes) > 1:
-            raise ConfigurationError(f"{name_parameter('inputs')} needs one piece of code, and there is a list")
+            raise ConfigurationError("`inputs` needs one piece of code, and there is a list")
         files: MatchedFiles | None = None
         inputs: Inputs
         if isinstance(source, str) and is_pattern(source):
             refuse_types(self.types)
             if self.shards is not None:
                 raise ConfigurationError(
-                    f"{name_parameter('inputs')} is a pattern of files of this machine, and shards run on others: put "
+                    "`inputs` is a pattern of files of this machine, and shards run on others: put "
                     "the files on a volume and pass their paths"
                 )
             inputs = files = MatchedFiles(source, report)
@@ -100,10 +99,6 @@ class BatchParameters(Options, FlowParameters[OutcomesReport]):
             find_uploads=None if files is None else files.find_uploads,
             digests=None if files is None else files.digests,
         )
-
-    def get_variables_source(self) -> str:
-        """Return `inputs`, or an empty text if there are several pieces of code."""
-        return "" if isinstance(self.code, list) and len(self.code) > 1 else "inputs"  # type: ignore[arg-type]
 
     def build_report(self, outcomes: Outcomes) -> OutcomesReport:
         """Return the outcomes, in order."""

@@ -13,7 +13,6 @@ from pydantic.dataclasses import dataclass as parameter_model
 
 from ...blocks.storage.location import PathOrLocation
 from ...blocks.volume import check_volume_name
-from ...sandbox.caller import name_parameter
 from ...sandbox.driver_settings import Preparation
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.outcomes.text_escape import escape_text
@@ -217,8 +216,7 @@ class ChunksParameters(Options, FlowParameters[ChunksReport]):
         settings: Any = options.provider_options or {}
         if settings.get("volume_name") not in (None, self.volume_name):
             raise ConfigurationError(
-                f"the volume is named twice: pass either {name_parameter('volume_name')} or volume_name in "
-                "provider_options"
+                "the volume is named twice: pass either `volume_name` or volume_name in provider_options"
             )
         volume = {"volume_name": check_volume_name(self.volume_name)}
         return replace(options, provider_options={**settings, **volume})

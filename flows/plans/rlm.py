@@ -9,7 +9,6 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass as parameter_model
 
 from ...blocks.storage.location import PathOrLocation
-from ...sandbox.caller import name_parameter
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.queries.answer_type import AnswerType
 from ...sandbox.queries.recursive_model import RecursionSettings
@@ -201,9 +200,7 @@ class RlmParameters(RlmOptions, FlowParameters[RlmAnswer | RlmAnswers]):
         """Read the questions and their contexts. Raises ConfigurationError."""
         self.check_combination()
         if not self.language_model:
-            raise ConfigurationError(
-                f"{name_parameter('language_model')} is missing: name a model, such as openai/gpt-4o-mini"
-            )
+            raise ConfigurationError("`language_model` is missing: name a model, such as openai/gpt-4o-mini")
         reader = ContextReader()
         rows, total, types = self._read_questions(self.options.locate_ledger(run_ledger), report)
         shared = {name: getattr(self, name) for name in CONTEXT_COLUMNS if getattr(self, name) not in (None, "", [])}
@@ -250,12 +247,8 @@ class RlmParameters(RlmOptions, FlowParameters[RlmAnswer | RlmAnswers]):
         if isinstance(queries, str):
             queries = read_lines(queries)
         if not queries:
-            raise ConfigurationError(f"{name_parameter('queries')} is empty: give at least one question")
+            raise ConfigurationError("`queries` is empty: give at least one question")
         return [{"query": query} for query in queries], len(queries), {}
-
-    def get_variables_source(self) -> str:
-        """Return `inputs`, or an empty text without rows."""
-        return "" if self.inputs is None else "inputs"
 
     def build_report(self, outcomes: Outcomes) -> RlmAnswer | RlmAnswers:
         """Return the answer to one query, or the answers to many."""

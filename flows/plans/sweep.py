@@ -208,10 +208,6 @@ class SweepParameters(Options, FlowParameters[TrialsReport]):
             warnings=tuple(search.space.list_warnings()),
         )
 
-    def get_variables_source(self) -> str:
-        """Return the parameter that has the trials' variables."""
-        return "grid" if self.grid else "points" if self.points is not None else "space"
-
     def _make_spec(self) -> ReportSpec:
         objectives, names = parse_objectives(self.objective, self.direction), self.constraints or []
         constraints = (names,) if isinstance(names, str) else tuple(names)

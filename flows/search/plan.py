@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...blocks.worker_consent import is_deployment_run
-from ...sandbox.caller import name_parameter
 from ...sandbox.errors import ConfigurationError
 from ...tasks.ledger.run_record import Direction, Objective
 from .space import SearchSpace, parse_space
@@ -99,22 +98,20 @@ def plan_search(
         find_sampler_class(plan.sampler)
     if plan.is_adaptive and not plan.objectives:
         raise ConfigurationError(
-            f"a search needs an objective, unless its sampler is random: name the submitted field with "
-            f"{name_parameter('objective')}"
+            "a search needs an objective, unless its sampler is random: name the submitted field with `objective`"
         )
     if len(plan.objectives) > 1 and (plan.may_stop_early or plan.pruner is not None):
         raise ConfigurationError("stop_at, stop_after and pruner need one objective, and there are several")
     if shards is not None and plan.is_adaptive:
         raise ConfigurationError(
-            f"{name_parameter('shards')} share no results of trials: use the sampler random without a pruner and "
-            "without a stop"
+            "`shards` share no results of trials: use the sampler random without a pruner and without a stop"
         )
     return plan
 
 
 def _find_start_point(space: SearchSpace, number: int, variables: Mapping[str, Any]) -> StartPoint:
     """Return a point to try first. Raises ConfigurationError if no alternative of the space contains it."""
-    where = f"{name_parameter('start')}: point {number}"
+    where = f"`start`: point {number}"
     for alternative, parameters in enumerate(space.alternatives):
         if all(name in parameters and parameters[name].contains(value) for name, value in variables.items()):
             return StartPoint(variables, alternative)

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ...sandbox.caller import name_parameter
 from ...sandbox.meta import Meta
 from ...sandbox.result import Outcome, Result
 from ...tasks.execution import Execution, Pruning, assign_keys, build_pruned_result
@@ -229,7 +228,7 @@ async def execute_search(plan: SearchPlan, code: str, run: "Run") -> None:
     if search.stop.reason and search.study.count < plan.trials:
         stopped = f"after {search.study.count} of at most {plan.trials} trials, because {search.stop.reason}"
         run.record.stopped = stopped
-        remedy = f": set another {name_parameter('stop_at')} or {name_parameter('stop_after')} to continue it"
+        remedy = ": set another `stop_at` or `stop_after` to continue it"
         run.sink.warn(f"the search had stopped {stopped}{remedy}" if had_stopped else f"the search stopped {stopped}")
 
 

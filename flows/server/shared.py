@@ -24,7 +24,6 @@ from secrets import token_urlsafe
 import prefect
 from prefect.settings import PREFECT_HOME, get_current_settings
 
-from ...sandbox.caller import get_caller
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.file_lock import try_lock
 from ...sandbox.process_identity import is_process_alive, read_own_identity
@@ -107,7 +106,7 @@ def wants_shared_server() -> bool:
     # Without /proc, the server's process could not be recognized.
     if not get_idle_seconds() or mode == "embedded" or not read_own_identity():
         return False
-    return mode == "shared" or (get_caller().is_command and not os.environ.get("CI"))
+    return mode == "shared"
 
 
 def get_idle_seconds() -> float:

@@ -240,7 +240,7 @@ class ShardingExecutor:
             # An OSError with two arguments would show a number in brackets.
             raise OSError(
                 f"a shard's work could not be written to {files.work_path}: {error.strerror or error}. "
-                "Finished results stay: correct the place, and run again with the same results_path"
+                "Finished results stay: correct the place, and run again with the same `results_path`"
             ) from error
         parameters = {
             "work": str(files.work_path),

@@ -14,7 +14,6 @@ from prefect.context import FlowRunContext
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.settings import PREFECT_API_URL
 
-from ...sandbox.caller import name_parameter
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.outcomes.server_message import describe_server_error
 from ...tasks.task_log import Logger
@@ -139,8 +138,8 @@ def require_server_url() -> None:
     """Raise ConfigurationError if no Prefect server is configured: shards run on a server's workers."""
     if not PREFECT_API_URL.value():
         raise ConfigurationError(
-            f"{name_parameter('shards')} needs a Prefect server with workers: start one with `rlm-batch "
-            f"up` and set PREFECT_API_URL, or leave {name_parameter('shards')} out"
+            "`shards` needs a Prefect server with workers: start one with `rlm-batch "
+            "up` and set PREFECT_API_URL, or leave `shards` out"
         )
 
 

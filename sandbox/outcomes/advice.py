@@ -10,12 +10,10 @@ import difflib
 import itertools
 import os
 import re
-import shlex
 import sys
 from importlib.metadata import PackageNotFoundError, distribution
 from typing import TYPE_CHECKING
 
-from ..caller import describe_setting, describe_variable, get_caller, list_code_directories, name_parameter
 from ..wire.names import QUERY_NAMES
 
 if TYPE_CHECKING:
@@ -107,29 +105,25 @@ def _find_pip_packages(command: str) -> str:
     # After an option such as -r, a word is no package.
     plain = itertools.takewhile(lambda word: word in PLAIN_OPTIONS or PACKAGE.fullmatch(word), arguments)
     packages = [word for word in plain if word not in PLAIN_OPTIONS]
-    return describe_setting("packages", *(packages or ["NAME"]))
+    return f"{', '.join(packages) or 'the package'} to the provider's `packages`"
 
 
 def _advise_on_module(module: str, traceback: str) -> str:
     if module == "google" and "google.protobuf" in traceback:
         module = "google.protobuf"
-    for directory in list_code_directories():
+    program = os.path.abspath(getattr(sys.modules["__main__"], "__file__", None) or "notebook")
+    for directory in (os.path.dirname(program), os.getcwd()):
         path = os.path.join(directory, module)
         if os.path.isfile(f"{path}.py") or os.path.isdir(path):
-            shown = os.path.relpath(directory) if get_caller().is_command else directory
-            if get_caller().is_command:
-                return f"The module {module} is in {shown}: pass {name_parameter('python_path')} {shlex.quote(shown)}"
-            return f"The module {module} is in {shown}: pass python_path=[{shown!r}]"
+            return f"The module {module} is in {directory}: add this folder to `python_path`"
     # No advice for a submodule (`a.b`): the error means that the package `a` is installed but lacks the submodule.
     is_known = module in DISTRIBUTIONS or ("." not in module and module not in REMOVED | sys.stdlib_module_names)
     if not is_known:
         return ""
     start = f"The sandbox has no module {module}"
     if module in DISTRIBUTIONS or module in PACKAGES or _is_installed(module):
-        return f"{start}: add {describe_setting('packages', DISTRIBUTIONS.get(module, module))}"
-    path = f"{name_parameter('python_path')} DIR" if get_caller().is_command else "python_path=[DIR]"
-    package = describe_setting("packages", module)
-    return f"{start}: check the spelling; for your own module pass {path}, for a package {package}"
+        return f"{start}: add {DISTRIBUTIONS.get(module, module)} to the provider's `packages`"
+    return f"{start}: check the spelling, or add a package to `packages`, or your module's folder to `python_path`"
 
 
 def _is_installed(module: str) -> bool:
@@ -152,10 +146,10 @@ def _advise_on_name(name: str, traceback: str, variables: Collection[str] | None
     if variables is None:
         return "prepare has no SUBMIT, report, queries, tools or variables: use them in the code, which runs after it"
     is_called = re.search(rf"\b{name}\s*\(", traceback) is not None  # A variable is no remedy for a call.
-    if is_called or _find_similar(name, dir(builtins)) or not (how := describe_variable(name)):
+    if is_called or _find_similar(name, dir(builtins)):
         return ""
     known = f" (it has {', '.join(sorted(variables)[:10])})" if variables else ""
-    return f"{name} is not a variable of the execution{known}: pass it with {how}, or define it in the code"
+    return f"{name} is not a variable of the execution{known}: define it in the code, or pass it as a variable"
 
 
 def _find_similar(name: str, known: Collection[str]) -> str:

@@ -9,7 +9,6 @@ import functools
 import os
 from typing import TYPE_CHECKING, Any
 
-from ..caller import get_caller, name_parameter
 from ..errors import (
     CodeCrashed,
     CodeError,
@@ -107,7 +106,7 @@ def _build_error(end: Ending) -> RlmBatchError:
         case "timeout":
             text = (
                 f"the code was still running{end.where} after its timeout of {end.timeout or 0:g} s"
-                f"{_describe_cpu(end)}; give it more with {name_parameter('timeout')}, or less to do.{lost}"
+                f"{_describe_cpu(end)}; give it more with `timeout`, or less to do.{lost}"
             )
             return ExecutionTimeout(
                 f"{text}\n{end.traceback}".rstrip(),
@@ -192,14 +191,13 @@ def _build_exception_error(end: Ending) -> RlmBatchError:
 
 
 def _describe_cpu(end: Ending) -> str:
-    """Return the CPU time that code got until its timeout, and whether too many workers shared the cores."""
+    """Return the CPU time that code got until its timeout, and a hint if it waited for the cores."""
     meta = end.meta
     if meta.cpu_seconds is None:
         return ""
-    cores, workers = len(os.sched_getaffinity(0)), get_caller().workers
     is_starved = 0.1 < meta.cpu_seconds / max(meta.seconds, 0.1) < 0.8  # Code below this share waits for other things.
-    is_crowded = end.header["shares_cores"] and workers > cores and is_starved
-    crowd = f" ({workers} workers share {cores} cores: lower {name_parameter('max_workers')})" if is_crowded else ""
+    is_crowded = end.header["shares_cores"] and is_starved
+    crowd = f" (with more workers than the {os.cpu_count()} cores, lower `max_workers`)" if is_crowded else ""
     return f", with {meta.cpu_seconds:.1f} s of CPU time{crowd}"
 
 

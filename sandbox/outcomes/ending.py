@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from signal import SIGBUS, SIGXCPU, SIGXFSZ, Signals
 from typing import TYPE_CHECKING, Any
 
-from ..caller import name_parameter
 from ..wire.strict_json import MAX_CONTAINERS, dumps, has_too_many_containers, loads
 from .advice import find_advice
 
@@ -106,7 +105,7 @@ class Ending:
         header, subject = self.header, self.subject
         if option := header.get("limit"):  # set by the host, so trusted
             return (
-                f"the sandbox {LIMITS[option]} than {name_parameter(option)} allows, and {subject} was killed: raise "
+                f"the sandbox {LIMITS[option]} than `{option}` allows, and {subject} was killed: raise "
                 f"{self._describe_option(option)}, or do less at a time"
             )
         if header.get("out_of_memory"):
@@ -148,13 +147,12 @@ class Ending:
         option = min((option for option in options if option in limits), key=limits.__getitem__, default="")
         if not option:
             return ""
-        name = name_parameter(option)
-        return f". {name} allows {limits[option]:,}: {remedy}, or set a higher {name}"
+        return f". `{option}` allows {limits[option]:,}: {remedy}, or set a higher `{option}`"
 
     def _describe_option(self, option: str) -> str:
         """Return an option with its value, if the provider has one."""
         value = self.header.get("limits", {}).get(option)
-        return name_parameter(option) + ("" if value is None else f" (it is {value:,})")
+        return f"`{option}`" + ("" if value is None else f" (it is {value:,})")
 
 
 def read_json(body: bytes) -> Any:

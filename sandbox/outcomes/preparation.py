@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..caller import name_parameter
 from ..errors import PrepareError, RlmBatchError, SandboxStartError
 from .ending import Ending
 
@@ -33,7 +32,7 @@ def _build_error(end: Ending) -> RlmBatchError:
             return SandboxStartError(f"prepare did not run: {message}{end.describe_shortage()}")
         case "timeout", _:
             text = (
-                f"prepare was still running{where} after its {name_parameter('prepare_timeout')} of "
+                f"prepare was still running{where} after its `prepare_timeout` of "
                 f"{end.timeout or 0:g} s: raise it, or do less in prepare"
             )
         case "crashed", _:

@@ -14,7 +14,6 @@ from typing import Any, cast
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
 
-from ..caller import name_parameter
 from ..errors import ConfigurationError
 from ..model_reply import read_value
 
@@ -155,7 +154,7 @@ def _read_float(text: str) -> float | Decimal:
 
 def _make_error(source: Any, problem: str) -> ConfigurationError:
     shown = source if isinstance(source, str) else getattr(source, "__name__", None) or repr(source)
-    return ConfigurationError(f"{name_parameter('output_type')} is {shown[:200]!s}, {problem}: {EXAMPLES}")
+    return ConfigurationError(f"`output_type` is {shown[:200]!s}, {problem}: {EXAMPLES}")
 
 
 def _describe_problem(place: Any, problem: str) -> str:

@@ -6,7 +6,6 @@ import threading
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..caller import name_parameter
 from ..errors import BudgetExceeded
 
 ROUNDING_TOLERANCE = 1e-9  # relative to a cost limit; rounding errors in sums of fractions of a cent are smaller
@@ -93,7 +92,7 @@ class Budget:
     ) -> None:
         # Errors name the parameters that set the limits: those of an execution, or those of all executions together.
         names = ("max_total_llm_calls", "max_total_llm_tokens") if is_total else ("max_llm_calls", "max_llm_tokens")
-        self._calls_name, self._tokens_name = map(name_parameter, names)
+        self._calls_name, self._tokens_name = names
         self._calls = calls
         self._tokens = tokens
         self._cost = cost
@@ -173,18 +172,18 @@ class Budget:
     def _check_alone(self, expected: Estimate) -> None:
         if self._calls is not None and self.usage.calls + 1 > self._calls:
             raise BudgetExceeded(
-                f"all {self._calls:,} calls of the model are used up: make fewer, or raise {self._calls_name}"
+                f"all {self._calls:,} calls of the model are used up: make fewer, or raise `{self._calls_name}`"
             )
         if self._tokens is not None and self.usage.tokens + expected.tokens > self._tokens:
             raise BudgetExceeded(
                 f"the call could take {math.ceil(expected.tokens):,} tokens, and of {self._tokens:,} "
-                f"{max(0, self._tokens - self.usage.tokens):,} are left: ask for less, or raise {self._tokens_name}"
+                f"{max(0, self._tokens - self.usage.tokens):,} are left: ask for less, or raise `{self._tokens_name}`"
             )
         used = self.usage.cost or 0.0
         if self._cost is not None and used + expected.cost > self._cost * (1 + ROUNDING_TOLERANCE):
             raise BudgetExceeded(
                 f"the call could cost ${expected.cost:.6f}, and of ${self._cost:g} ${max(0.0, self._cost - used):.6f} "
-                f"are left: ask for less, or raise {name_parameter('max_cost')}"
+                f"are left: ask for less, or raise `max_cost`"
             )
 
     def _fits_beside_others(self, expected: Estimate) -> bool:

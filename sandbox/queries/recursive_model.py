@@ -13,7 +13,6 @@ import re
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..caller import name_parameter
 from ..cancellation import run_shielded
 from ..errors import DepthExceeded, QueryError
 from ..model_reply import Reply, read_reply
@@ -147,8 +146,8 @@ async def answer(
         if settings.on_depth == "plain":
             return await _answer_plainly(interpreter, queries, prompt, context, query)
         raise DepthExceeded(
-            f"a recursive query here would have depth {queries.depth}, and {name_parameter('max_depth')} is "
-            f"{queries.max_depth}: use llm_query, or raise {name_parameter('max_depth')}"
+            f"a recursive query here would have depth {queries.depth}, and `max_depth` is "
+            f"{queries.max_depth}: use llm_query, or raise `max_depth`"
         )
     conversation = Conversation(interpreter, settings)
     try:
@@ -296,7 +295,7 @@ class Conversation:
                 return value
         raise QueryError(
             f"the recursive model submitted no answer in {self._settings.max_turns} turns "
-            f"({name_parameter('max_turns')}): {turn['output']}",
+            f"(`max_turns`): {turn['output']}",
             is_failure_of_code=True,
         )
 

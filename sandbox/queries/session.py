@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
-from ..caller import name_parameter
 from ..errors import DeadlineExceeded, QueryError, RlmBatchError
 from ..meta import QuerySummary
 from ..model_reply import split_thoughts
@@ -267,7 +266,7 @@ class QuerySession:
 
     @staticmethod
     def make_deadline_error() -> DeadlineExceeded:
-        return DeadlineExceeded(f"no time is left for queries: raise {name_parameter('timeout')}, or ask for less")
+        return DeadlineExceeded("no time is left for queries: raise `timeout`, or ask for less")
 
     async def ask(
         self, model: Model, messages: list[Message], query: Query, options: RequestOptions = DEFAULT_OPTIONS

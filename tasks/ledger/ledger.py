@@ -27,7 +27,6 @@ from ...blocks.retry import compute_backoff
 from ...blocks.storage.location import Location
 from ...blocks.storage.location_parsing import parse_location
 from ...blocks.storage.mirror import LocalMirror
-from ...sandbox.caller import name_parameter
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.file_lock import try_lock
 from ...sandbox.result import Outcome
@@ -76,7 +75,7 @@ class Ledger:
                 raise PermissionError(13, "it cannot be written")
         except OSError as error:
             raise ConfigurationError(
-                f"the ledger {self.path} cannot be created: {error.strerror}. Set {name_parameter('results_path')} to "
+                f"the ledger {self.path} cannot be created: {error.strerror}. Set `results_path` to "
                 "another place, or RLM_BATCH_RESULTS to another root"
             ) from None
 

@@ -209,7 +209,7 @@ async def test_a_literal_submission_after_the_last_turn_is_the_answer(chat: Chat
 async def test_without_a_submission_there_is_no_answer(chat: ChatServer, reply: Reply | str) -> None:
     chat.script = take(format_turn("x = 1\nprint('on')"), reply)
     async with open_rlm(NAME, "local:none", max_turns=1) as session:
-        with pytest.raises(QueryError, match=r"submitted no answer in 1 turns \(max_turns\): "):
+        with pytest.raises(QueryError, match=r"submitted no answer in 1 turns \(`max_turns`\): "):
             await session.ask("which?")
         (answer,) = session.answers
     assert (answer.answered, answer.value, answer.text, answer.queries.calls) == (False, None, "on", 2)
@@ -293,11 +293,11 @@ async def test_a_lost_sandbox_is_an_error_and_the_next_question_has_a_new_one(ch
 async def test_limits_hold_for_each_question_and_the_total_for_the_session(chat: ChatServer) -> None:
     chat.script = lambda request: format_turn("SUBMIT(1)" if "short" in request.messages[-1] else "print(1)")
     async with open_rlm(NAME, "local:none", max_llm_calls=2, max_total_llm_calls=4) as session:
-        with pytest.raises(BudgetExceeded, match="raise max_llm_calls"):
+        with pytest.raises(BudgetExceeded, match="raise `max_llm_calls`"):
             await session.ask("long?")
         assert session.answers[0].text == "1"
         assert (await session.ask("short?")).value == 1
-        with pytest.raises(BudgetExceeded, match="raise max_total_llm_calls"):
+        with pytest.raises(BudgetExceeded, match="raise `max_total_llm_calls`"):
             await session.ask("long?")
     assert session.queries.calls == 4 == chat.stats.answered
 
@@ -309,7 +309,7 @@ async def test_a_question_that_takes_too_long_or_is_cancelled_keeps_the_names(ch
         format_turn("SUBMIT(x)"),
     )
     async with open_rlm(NAME, "local:none") as session:
-        with pytest.raises(DeadlineExceeded, match="raise timeout"):
+        with pytest.raises(DeadlineExceeded, match="raise `timeout`"):
             await session.ask("first?", timeout=1)
         asked = asyncio.create_task(session.ask("second?"))
         await wait_until_async(lambda: chat.stats.requests == 2)
@@ -360,7 +360,7 @@ async def test_turns_are_reported_and_questions_wait_for_each_other(chat: ChatSe
         ({"provider": "nowhere"}, "unknown provider 'nowhere'"),
         ({"max_turns": 0}, "max_turns is 0: use 1 or more"),
         ({"on_depth": "never"}, "on_depth is 'never'"),
-        ({"output_type": "list[open]"}, r"output_type is list\[open\], a str and not a type"),
+        ({"output_type": "list[open]"}, r"`output_type` is list\[open\], a str and not a type"),
         ({"context": "x", "context_volume_path": "y"}, "the context is given twice"),
         ({"nonsense": 1}, "LocalSandbox has no field nonsense"),
     ],

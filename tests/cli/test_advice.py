@@ -22,8 +22,9 @@ def test_alike_failures_share_one_traceback_and_one_advice_for_a_sibling_module(
     assert "12 executions in local sandboxes (" in failed.stderr
     assert "12 executions (0, 1, 2, 3, 4 and 7 more): ModuleNotFoundError (line 1)" in failed.stderr
     assert failed.stderr.count("    import helpers") == 1
-    remedy = find_advice(failed.stderr, "The module helpers is in").partition(": pass ")[2]
-    done = run("batch", "use.py", "--inputs", "in.csv", *shlex.split(remedy))
+    advice = find_advice(failed.stderr, "The module helpers is in")
+    assert advice == f"The module helpers is in {tmp_path}: add this folder to --python-path"
+    done = run("batch", "use.py", "--inputs", "in.csv", "--python-path", tmp_path)
     assert done.returncode == 0, done.stderr
 
     command = find_advice(failed.stderr, "All of one execution: ").partition("rlm-batch ")[2]
@@ -40,24 +41,14 @@ def test_alike_failures_share_one_traceback_and_one_advice_for_a_sibling_module(
 def test_a_missing_module_names_its_distribution(run, tmp_path, module, distribution):
     (tmp_path / "use.py").write_text(f"raise ModuleNotFoundError(\"No module named '{module}'\")")
     failed = run("batch", "use.py")
-    assert f"The sandbox has no module {module}: add --packages {distribution}" in failed.stderr
+    assert f"The sandbox has no module {module}: add {distribution}" in failed.stderr
 
 
 def test_an_unknown_module_may_be_a_slip_a_module_or_a_package(run, tmp_path):
     (tmp_path / "use.py").write_text("import trian")
     failed = run("batch", "use.py")
-    assert (
-        "The sandbox has no module trian: check the spelling; for your own module pass --python-path DIR, for a "
-        "package --packages trian" in failed.stderr
-    )
-
-
-def test_a_pattern_that_the_shell_replaced_by_one_file_is_advised_to_be_quoted(run, tmp_path):
-    (tmp_path / "use.py").write_text("SUBMIT(y=len(open(path).read()))")
-    (tmp_path / "one.csv").write_text("x\n1\n")
-    failed = run("batch", "use.py", "--inputs", "one.csv")
-    assert "or --inputs 'PATTERN' in quotes (for the path of each file)" in failed.stderr
-    assert run("batch", "use.py", "--inputs", "*.csv").returncode == 0
+    advice = "The sandbox has no module trian: check the spelling, or add a package to --packages, or"
+    assert advice in failed.stderr
 
 
 def test_errors_of_interpreters_have_the_advice_too():
@@ -66,7 +57,9 @@ def test_errors_of_interpreters_have_the_advice_too():
             interpreter.execute("import cv2")
         with pytest.raises(CodeError) as misspelled:
             interpreter.execute("learning_rte", {"learning_rate": 1})
-    assert str(missing.value).endswith("The sandbox has no module cv2: add packages=['opencv-python-headless']")
+    assert str(missing.value).endswith(
+        "The sandbox has no module cv2: add opencv-python-headless to the provider's `packages`"
+    )
     assert str(misspelled.value).endswith("did you mean learning_rate?")
 
 
@@ -82,16 +75,13 @@ def test_failures_name_the_files_and_say_that_their_texts_differ(run, tmp_path):
     assert "2 executions (0, 1): ValueError (line 1): bad max (and similar)" in failed.stderr
 
 
-def test_an_undefined_name_names_the_option_or_the_similar_variable(run, tmp_path):
+def test_an_undefined_name_names_the_similar_variable_or_the_known_ones(run, tmp_path):
     (tmp_path / "use.py").write_text("SUBMIT(y=2 * learning_rte)")
     (tmp_path / "in.csv").write_text("learning_rate\n1\n")
     failed = run("batch", "use.py", "--inputs", "in.csv")
     assert "did you mean learning_rate?" in failed.stderr
     failed = run("sweep", "use.py", "--grid", "x=1")
-    remedy = find_advice(failed.stderr, "is not a variable").partition("pass it with ")[2].partition(", or")[0]
-    assert remedy == "--grid learning_rte=VALUE,VALUE"
-    done = run("sweep", "use.py", "--grid", "learning_rte=1,2")
-    assert done.returncode == 0, done.stderr
+    assert "learning_rte is not a variable of the execution (it has x): define it" in failed.stderr
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from rlm_batch.blocks.registry import PROVIDERS
 from rlm_batch.cli.commands import app
+from rlm_batch.cli.option_names import OPTIONS_BY_PARAMETER
 from rlm_batch.cli.parameter_options import LEFT_OUT
 from rlm_batch.flows.batch import batch
 from rlm_batch.flows.chunks import chunks
@@ -20,7 +21,6 @@ from rlm_batch.flows.reap import reap
 from rlm_batch.flows.rlm import rlm
 from rlm_batch.flows.sequence import sequence
 from rlm_batch.flows.sweep import sweep
-from rlm_batch.sandbox.caller import OPTIONS_BY_PARAMETER
 
 FLOWS: dict[str, Any] = {
     "batch": batch,

@@ -13,10 +13,10 @@ from ..infra.requirements import mark_level
 pytestmark = pytest.mark.anyio
 
 HINTS = {
-    "processes": "processes allows 40: have fewer processes and threads at a time, or set a higher processes",
-    "open_files": "open_files allows 64: close files that are not needed, or set a higher open_files",
-    "file_size_mib": "file_size_mib allows 5: write smaller files, or set a higher file_size_mib",
-    "memory_mib": "memory_mib allows 4,096: work on less at a time, or set a higher memory_mib",
+    "processes": "`processes` allows 40: have fewer processes and threads at a time, or set a higher `processes`",
+    "open_files": "`open_files` allows 64: close files that are not needed, or set a higher `open_files`",
+    "file_size_mib": "`file_size_mib` allows 5: write smaller files, or set a higher `file_size_mib`",
+    "memory_mib": "`memory_mib` allows 4,096: work on less at a time, or set a higher `memory_mib`",
     "": "",
 }
 CODE = [
@@ -85,11 +85,11 @@ async def test_an_error_names_the_limit_that_code_exceeded(limited: LocalSandbox
 )
 async def test_a_full_shared_memory_names_the_memory_limit(full: SandboxProvider) -> None:
     async with full.interpreter() as interpreter:
-        with pytest.raises(CodeCrashed, match=r"killed by SIGBUS: .* memory_mib allows 256: keep less in /dev/shm"):
+        with pytest.raises(CodeCrashed, match=r"killed by SIGBUS: .* `memory_mib` allows 256: keep less in /dev/shm"):
             await interpreter.execute(FULL_SHARED_MEMORY)
 
 
 async def test_an_error_in_prepare_names_the_limit_that_was_exceeded(limited: LocalSandbox) -> None:
     preparation = Preparation("all = [open('/dev/null') for _ in range(99)]")
-    with pytest.raises(PrepareError, match="open_files allows 64: close files"):
+    with pytest.raises(PrepareError, match="`open_files` allows 64: close files"):
         await limited.interpreter(prepare=preparation).execute("1")

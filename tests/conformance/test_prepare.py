@@ -154,7 +154,7 @@ FAILING = {
     "exit": ("import sys\nsys.exit('no licence')", "called exit(no licence) (line 2)"),
     "os._exit": ("import os; os._exit(0)", "exited with status 0 before prepare ended: check for os._exit"),
     "a crash": ("import ctypes; ctypes.string_at(0)", "was killed by SIGSEGV"),
-    "a timeout": ("import time\ntime.sleep(1000)", "still running (line 2) after its prepare_timeout of 6 s"),
+    "a timeout": ("import time\ntime.sleep(1000)", "still running (line 2) after its `prepare_timeout` of 6 s"),
     "threads": (
         (
             "from threading import Thread; from time import sleep\n"
@@ -214,7 +214,7 @@ async def test_prepare_may_exit_early_after_its_threads_ended(provider: SandboxP
 
 async def test_out_of_memory_in_prepare_is_reported(small_provider: SandboxProvider) -> None:
     with pytest.raises(
-        PrepareError, match=r"(ran out of|want of) memory.* or give the sandbox more with memory|SIGKILL"
+        PrepareError, match=r"(ran out of|want of) memory.* or give the sandbox more with `memory|SIGKILL"
     ):
         await open_prepared(small_provider, "x = bytearray(64 << 30)").execute("SUBMIT()")
 

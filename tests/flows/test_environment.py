@@ -55,7 +55,7 @@ def find_database() -> Path:
     ("parameters", "message"),
     [
         ({"secrets": ["NO_SUCH_VARIABLE_HERE"]}, "no such environment variable: export it first"),
-        ({"secrets": ["PATH"], "shards": 2}, "a job in shards cannot take secrets"),
+        ({"secrets": ["PATH"], "shards": 2}, "a job in shards cannot take `secrets`"),
         ({"provider_options": {"environment": {"A=B": "c"}}}, "'A=B' is not the name of an environment variable"),
         ({"provider_options": {"environment": "A=B"}}, "environment"),
         ({"provider_options": {"repo_token": "c"}}, "repo_token"),
@@ -71,4 +71,4 @@ async def test_a_run_of_a_deployment_gets_no_secret_of_its_worker() -> None:
     flow = await Deployed.made(code=[CODE], secrets=["PATH"])
     state = await flow.execute()
     assert state.is_failed()
-    assert "a run of a deployment cannot take secrets" in str(state.message)
+    assert "a run of a deployment cannot take `secrets`" in str(state.message)

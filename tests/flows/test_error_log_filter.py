@@ -31,7 +31,7 @@ def test_a_user_error_is_a_sentence_without_a_traceback(caplog: pytest.LogCaptur
 
 
 def test_refused_parameters_start_no_flow_run(caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(ConfigurationError, match="the space is given twice: pass only one of grid and points"):
+    with pytest.raises(ConfigurationError, match="pass one of `grid`, `points` or `space`, and only one"):
         sweep.sync("SUBMIT(x=x)", grid={"x": [1]}, points=[{"x": 1}])
     assert [logged for logged in caplog.records if logged.name.startswith("prefect.flow_runs")] == []
 

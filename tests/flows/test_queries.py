@@ -119,9 +119,9 @@ async def test_max_cost_holds_for_the_whole_flow_run(chat):
 @pytest.mark.parametrize(
     ("limits", "counts", "message"),
     [
-        ({"max_total_llm_calls": 5}, (5, 0), "all 5 calls of the model are used up.*raise max_total_llm_calls"),
+        ({"max_total_llm_calls": 5}, (5, 0), "all 5 calls of the model are used up.*raise `max_total_llm_calls`"),
         # A call is expected to use two tokens of the prompt and three of the answer, as the first one did.
-        ({"max_total_llm_tokens": 140}, (35, 0), "of 140 0 are left.*raise max_total_llm_tokens"),
+        ({"max_total_llm_tokens": 140}, (35, 0), "of 140 0 are left.*raise `max_total_llm_tokens`"),
     ],
 )
 async def test_total_limits_on_calls_and_tokens_hold_for_the_whole_flow_run(chat, limits, counts, message):
@@ -141,8 +141,8 @@ async def test_total_limits_on_calls_and_tokens_hold_for_the_whole_flow_run(chat
             "the price of the model openai/no-such-model is unknown",
         ),
         ({"language_model": "language-model/nosuch"}, "no block language-model/nosuch"),
-        ({"language_model": NAME, "max_llm_calls": 0}, f"the model {NAME} cannot be called: .* max_llm_calls"),
-        ({"language_model": NAME, "max_cost": 0.005}, r"could cost \$0.009830, and of \$0.005 .* raise max_cost"),
+        ({"language_model": NAME, "max_llm_calls": 0}, f"the model {NAME} cannot be called: .* `max_llm_calls`"),
+        ({"language_model": NAME, "max_cost": 0.005}, r"could cost \$0.009830, and of \$0.005 .* raise `max_cost`"),
     ],
 )
 async def test_a_model_too_expensive_for_the_limits_is_refused(parameters, message, results):

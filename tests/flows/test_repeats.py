@@ -181,11 +181,11 @@ async def test_exports_have_a_row_for_each_repeat(tmp_path: Path) -> None:
     ("parameters", "message"),
     [
         ({"grid": {"repeat": [1]}, "repeats": 2}, "the inputs have a variable 'repeat'"),
-        ({"grid": {"x": [1]}, "aggregate": "median"}, "aggregate needs repeats"),
+        ({"grid": {"x": [1]}, "aggregate": "median"}, "`aggregate` needs `repeats`"),
         ({"grid": {"x": [1]}, "repeats": 0}, "repeats"),
         (
             {"space": {"x": {"low": 0.0, "high": 1.0}}, "trials": 2, "pruner": "median", "repeats": 2},
-            "leave out pruner or repeats",
+            "exclude each other",
         ),
     ],
 )

@@ -120,8 +120,8 @@ async def test_a_question_beyond_the_budget_is_refused_before_a_sandbox_opens(ch
     model = LanguageModel(model="openai/gpt-4", sub_model=NAME, api_base=chat.url, max_tokens=1000)
     await model.save("dear", overwrite=True)  # type: ignore[misc]
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"max_depth": 0}, "max_depth is 0"),
-        ({"max_cost": 0.001}, "raise max_cost"),
+        ({"max_depth": 0}, "`max_depth` is 0"),
+        ({"max_cost": 0.001}, "raise `max_cost`"),
     ]
     for parameters, message in cases:
         with pytest.raises(ConfigurationError, match=message):
@@ -137,13 +137,13 @@ async def test_the_partial_answer_is_kept_when_the_budget_is_used_up(chat):
     assert not answer.answered
     assert isinstance(answer.error, CodeError)
     assert answer.error.type == "BudgetExceeded"
-    assert "raise max_llm_calls" in str(answer.error)
+    assert "raise `max_llm_calls`" in str(answer.error)
     # The answer is the output, and not the text of the error.
     assert answer.answer == str(answer) == answer.trajectory[0]["output"] == "found 1"
     assert "ZeroDivisionError" in answer.trajectory[1]["output"]
     assert answer.queries.calls == len(answer.trajectory) == 2
     assert (answer.queries.cost or 0) > 0
-    with pytest.raises(ExecutionsFailed, match="raise max_llm_calls"):
+    with pytest.raises(ExecutionsFailed, match="raise `max_llm_calls`"):
         await rlm("how many?", NAME, max_llm_calls=2)
 
 
@@ -271,7 +271,7 @@ async def test_a_question_that_times_out_names_the_timeout(chat):
     answer = await rlm("how many?", NAME, on_failure="return", timeout=15)
     assert isinstance(answer.error, CodeError)
     assert (answer.answered, answer.error.type) == (False, "DeadlineExceeded")
-    assert "no time is left for queries: raise timeout" in str(answer.error)
+    assert "no time is left for queries: raise `timeout`" in str(answer.error)
 
 
 @pytest.mark.full

@@ -70,7 +70,7 @@ async def test_a_stream_raises_the_error_of_the_run_after_the_error_of_the_query
         async for event in stream:
             events.append(event)  # noqa: PERF401 - a comprehension would lose the events before the error
 
-    with pytest.raises(ExecutionsFailed, match="raise max_llm_calls"):
+    with pytest.raises(ExecutionsFailed, match="raise `max_llm_calls`"):
         await read(rlm.stream("q", NAME, max_llm_calls=1))
     assert [event.kind for event in events[-3:]] == ["output", "turn", "answer"]
     assert events[-1].failed

@@ -218,7 +218,7 @@ async def test_models_may_be_objects_saved_blocks_and_names(chat, monkeypatch):
 
 async def test_one_budget_limits_all_questions(chat):
     chat.script = make_script(("", "SUBMIT(llm_query('flat'))"))
-    with pytest.raises(ExecutionsFailed, match="raise max_total_llm_calls") as failed:
+    with pytest.raises(ExecutionsFailed, match="raise `max_total_llm_calls`") as failed:
         await rlm(queries=["a", "b", "c"], language_model=NAME, max_total_llm_calls=4, max_workers=1)
     assert [failure.meta.index for failure in failed.value.failures] == [2]
     assert chat.stats.requests == 4
@@ -249,11 +249,11 @@ async def test_a_context_that_the_code_changed_is_not_used_again(chat, tmp_path)
 async def test_wrong_questions_are_refused_with_one_sentence(tmp_path, chat):
     (tmp_path / "empty.txt").write_text("\n\n")
     cases: list[tuple[dict[str, Any], str]] = [
-        ({}, "pass one of query, queries or inputs"),
-        ({"query": "q", "queries": ["q"]}, "pass one of query, queries or inputs"),
-        ({"queries": []}, "queries is empty"),
+        ({}, "pass one of `query`, `queries` or `inputs`"),
+        ({"query": "q", "queries": ["q"]}, "pass one of `query`, `queries` or `inputs`"),
+        ({"queries": []}, "`queries` is empty"),
         ({"queries": ["a", " "]}, "question 2 is not a text"),
-        ({"queries": tmp_path / "empty.txt"}, "queries is empty"),
+        ({"queries": tmp_path / "empty.txt"}, "`queries` is empty"),
         ({"queries": "What is this?"}, "the file .*What is this.* cannot be read"),
         ({"inputs": [{"query": "a"}, {"context": "b"}]}, "question 2 is not a text"),
         ({"inputs": [{"query": "a", "context_file": 3}]}, "question 1 has context_file 3: give a path"),
@@ -261,8 +261,8 @@ async def test_wrong_questions_are_refused_with_one_sentence(tmp_path, chat):
         ({"inputs": [{"query": "a", "context": "b", "context_file": "c"}]}, "given twice"),
         ({"query": "q", "context_file": [__file__, __file__]}, "twice: leave one out"),
         ({"query": "q", "output_type": "no such type"}, "output_type"),
-        ({"query": "q", "language_model": ""}, "language_model is missing: name a model"),
-        ({"query": "q", "types": "json"}, "types needs inputs"),
+        ({"query": "q", "language_model": ""}, "`language_model` is missing: name a model"),
+        ({"query": "q", "types": "json"}, "`types` needs `inputs`"),
     ]
     for parameters, message in cases:
         with pytest.raises(ConfigurationError, match=message):

@@ -19,7 +19,6 @@ from rlm_batch import ConfigurationError
 from rlm_batch.cli.server import show_servers, stop_servers
 from rlm_batch.flows.server import shared
 from rlm_batch.flows.server.shared import find_shared_server, start_shared_server, wants_shared_server
-from rlm_batch.sandbox.caller import use_options
 from rlm_batch.sandbox.process_identity import read_own_identity
 
 from ..infra.prefect_database import make_prefect_home
@@ -115,19 +114,13 @@ def test_a_home_that_cannot_be_used_is_a_one_sentence_error() -> None:
         start_shared_server()
 
 
-def test_only_commands_outside_ci_share_a_server_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RLM_BATCH_SERVER", "CI"):
-        monkeypatch.delenv(name, raising=False)
+def test_a_program_shares_a_server_only_if_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RLM_BATCH_SERVER")
     assert not wants_shared_server()
     monkeypatch.setenv("RLM_BATCH_SERVER", "shared")
     assert wants_shared_server()
-    monkeypatch.delenv("RLM_BATCH_SERVER")
-    with use_options():
-        assert wants_shared_server()
-        for name, value in (("CI", "true"), ("RLM_BATCH_SERVER", "embedded"), ("RLM_BATCH_SERVER_IDLE", "0")):
-            with monkeypatch.context() as patch:
-                patch.setenv(name, value)
-                assert not wants_shared_server(), name
+    monkeypatch.setenv("RLM_BATCH_SERVER_IDLE", "0")
+    assert not wants_shared_server()
 
 
 @pytest.mark.parametrize(

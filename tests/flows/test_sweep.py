@@ -46,7 +46,7 @@ async def test_the_report_lists_failed_trials_and_the_best_trial():
 @pytest.mark.parametrize(
     ("space", "message"),
     [
-        ({}, "pass one of grid, points or space"),
+        ({}, "pass one of `grid`, `points` or `space`"),
         ({"grid": {"x": []}}, "no values for 'x'"),
         ({"points": [{"x": 1, "y": 2}, {"x": 1}]}, "item 2 of points has no variable 'y'"),
         ({"points": "nosuch.csv"}, "No such file"),

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 
-from ....sandbox.caller import name_parameter
 from ....sandbox.confinement import policy as confinement_policy
 from ....sandbox.errors import ConfigurationError
 from .. import isolation
@@ -156,7 +155,6 @@ def resolve_mount_point(path: str) -> str:
     is_above = any(Path(other).is_relative_to(mount) for other in (*system, *OWN_DIRECTORIES))
     if is_above or any(mount.is_relative_to(other) for other in system):
         raise ConfigurationError(
-            f"{name_parameter('volume_mount_path')} is {path!r}, which a local sandbox needs itself: use "
-            "another path, such as /data"
+            f"`volume_mount_path` is {path!r}, which a local sandbox needs itself: use another path, such as /data"
         )
     return str(mount)

@@ -11,7 +11,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ....sandbox.caller import name_parameter
 from ....sandbox.driver_bundle import build_driver_code
 from ....sandbox.errors import SandboxStartError
 from ....sandbox.wire.python_directory import write_python_directory
@@ -50,9 +49,7 @@ class Launch:
             return await zygotes.fork(self)
         except ZygoteError as error:
             if self.disk_bytes:
-                raise SandboxStartError(
-                    f"{name_parameter('disk_mib')} needs a sandbox that is forked from a zygote: {error}"
-                ) from error
+                raise SandboxStartError(f"`disk_mib` needs a sandbox that is forked from a zygote: {error}") from error
             log.debug("the sandbox %s starts a Python of its own: %s", self.folder.name, error)
         return self.spawn()
 

@@ -14,7 +14,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from ....sandbox.caller import name_parameter
 from ....sandbox.driver_bundle import ZYGOTE_MODULES, build_driver_code
 from ....sandbox.errors import SandboxStartError
 from ....sandbox.wire.process_table import read_process
@@ -141,7 +140,7 @@ class Zygote:
                 os.close(fd)
             raise SandboxStartError(
                 f"a sandbox's pipes could not be created: {error.strerror}. Raise the limit of open files "
-                f"(ulimit -n), or lower {name_parameter('max_workers')}"
+                f"(ulimit -n), or lower `max_workers`"
             ) from error
         its_stdin, stdin, stdout, its_stdout, stderr, its_stderr = fds
         pipes = os.fdopen(stdin, "wb", 0), os.fdopen(stdout, "rb", 0), os.fdopen(stderr, "rb", 0)

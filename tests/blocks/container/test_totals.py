@@ -121,7 +121,7 @@ async def test_code_killed_for_memory_names_the_setting_to_raise(
     assert isinstance(error, CodeCrashed)
     assert error.out_of_memory
     assert "the kernel killed" in error.summary
-    assert error.summary.endswith("give the sandbox more with memory_mib (it is 256)")
+    assert error.summary.endswith("give the sandbox more with `memory_mib` (it is 256)")
 
 
 @pytest.mark.full

@@ -341,7 +341,7 @@ def test_sandbox_blocks_share_an_account_in_saved_credentials(
             {"broken_volumes": ["broken"]},
             {"volume_name": "broken"},
             ConfigurationError,
-            ("'broken' is in the state error (the bucket could not be made)", "set volume_name to another"),
+            ("'broken' is in the state error (the bucket could not be made)", "set `volume_name` to another"),
         ),
     ],
     ids=["snapshot", "quota", "volume"],

@@ -144,7 +144,7 @@ async def test_a_snapshot_that_was_deleted_or_deactivated_costs_only_a_set_up(
 
 async def test_a_failed_set_up_is_not_kept_and_says_why(standin: Any) -> None:
     provider = DaytonaSandbox(setup="echo the reason >&2; exit 3", setup_snapshot="always")
-    with pytest.raises(ConfigurationError, match=r"setup failed with status 3: correct it\n.*the reason"):
+    with pytest.raises(ConfigurationError, match=r"`setup` failed with status 3: correct it\n.*the reason"):
         await run(provider, times=1)
     assert (standin.state()["snapshots"], standin.state()["sandboxes"]) == ([], [])
 

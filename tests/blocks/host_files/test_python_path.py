@@ -129,7 +129,7 @@ def test_a_path_without_modules_is_refused_with_a_sentence(source: Path, monkeyp
     for paths, words in refused:
         with pytest.raises(ConfigurationError, match=words):
             LocalInterpreter(python_path=paths)
-    with pytest.raises(ConfigurationError, match="for your own modules use python_path"):
+    with pytest.raises(ConfigurationError, match="for your own modules use `python_path`"):
         LocalInterpreter(packages=["./src"])
     read_python_path([str(source)])
     (source / "data.bin").write_bytes(b"x" * 10)

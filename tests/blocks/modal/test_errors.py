@@ -61,7 +61,7 @@ async def test_an_unavailable_gpu_region_image_or_volume_is_named(modal_sandbox:
     modal_standin.ask("volume", name="of-old", version=1)
     text = await refuse(modal_sandbox(volume_name="of-old"))
     assert "has version v1, not v2" in text
-    assert "Set volume_name to another" in text
+    assert "Set `volume_name` to another" in text
     assert not modal_standin.ask("state")["sandboxes"]
 
 
@@ -82,7 +82,7 @@ async def test_a_full_workspace_raises_quota_exceeded(modal_sandbox: Make, modal
     async with block.interpreter():
         text = await refuse(block, QuotaExceeded)
         assert "Workspace limit of 1 concurrent sandboxes" in text
-        assert "lower max_workers" in text.lower()
+        assert "lower `max_workers`" in text.lower()
     assert modal_standin.ask("state")["counts"]["SandboxCreateV2"] == 2
 
 
@@ -143,7 +143,7 @@ async def test_a_sandbox_that_modal_ends_raises_outcome_unknown(modal_sandbox: M
         await is_running.wait()
         (sandbox,) = modal_standin.ask("state")["sandboxes"]
         modal_standin.ask("end", sandbox=sandbox)
-        with pytest.raises(OutcomeUnknown, match="set idempotent"):
+        with pytest.raises(OutcomeUnknown, match="set `idempotent`"):
             await running
     async with modal_sandbox().interpreter() as interpreter:
         sandbox = (await interpreter.execute("SUBMIT(1)")).meta.sandbox_id

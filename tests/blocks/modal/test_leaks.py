@@ -119,7 +119,7 @@ async def test_a_creation_that_fails_or_times_out_is_an_error(modal_sandbox: Mak
         await block.open(block.labels(""))
     modal_standin.ask("faults", rules=[{"method": "SandboxCreateV2", "delay": HOUR}])
     block.start_timeout = 1
-    with pytest.raises(SandboxStartError, match=r"within 1 s: raise start_timeout"):
+    with pytest.raises(SandboxStartError, match=r"within 1 s: raise `start_timeout`"):
         await block.open(block.labels(""))
 
 

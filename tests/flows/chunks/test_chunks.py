@@ -119,10 +119,10 @@ async def test_large_chunks_and_results_use_files_and_the_same_names():
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({}, "pass one of chunks or data"),
-        ({"chunks": {"a": 1}, "data": [1], "chunk_size": 1}, "pass one of chunks or data"),
-        ({"data": [1]}, "data needs chunk_size"),
-        ({"chunks": {"a": 1}, "chunk_size": 2}, "chunk_size needs data"),
+        ({}, "pass one of `chunks` or `data`"),
+        ({"chunks": {"a": 1}, "data": [1], "chunk_size": 1}, "pass one of `chunks` or `data`"),
+        ({"data": [1]}, "`data` needs `chunk_size`"),
+        ({"chunks": {"a": 1}, "chunk_size": 2}, "`chunk_size` needs `data`"),
         ({"data": [], "chunk_size": 1}, "empty"),
         ({"chunks": {1: "a", "1": "b"}}, "the same id"),
         ({"chunks": "{here}/rows.jsonl"}, "a chunk needs id and data"),

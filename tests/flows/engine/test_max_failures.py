@@ -31,8 +31,8 @@ async def test_no_execution_starts_after_max_failures_and_the_next_run_resumes(
     assert all(isinstance(outcome.error, CodeError) for outcome in results[1:6:2])
     for outcome in results[6:]:
         assert isinstance(outcome.error, NotRun)
-        assert f"3 of 20 executions failed, and max_failures is {max_failures}" in str(outcome.error)
-        assert "run it again with the same results_path" in str(outcome.error)
+        assert f"3 of 20 executions failed, and `max_failures` is {max_failures}" in str(outcome.error)
+        assert "run it again with the same `results_path`" in str(outcome.error)
     again = await batch(ODD_FAILS, inputs(20), results_path=caught.value.results_path, on_failure="return")
     assert [outcome.x for outcome in again[::2]] == list(range(0, 20, 2))
     assert [type(outcome.error) for outcome in again[1::2]] == [CodeError] * 10
@@ -92,8 +92,8 @@ async def test_executions_that_did_not_run_are_counted_in_one_line(caplog: pytes
         await batch("raise KeyError(x)", inputs(30), max_failures=2, max_workers=1)
     lines = [record.getMessage() for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
     reason = (
-        "not run: 2 of 30 executions failed, and max_failures is 2; run it again with the same results_path, or "
-        "set a higher max_failures"
+        "not run: 2 of 30 executions failed, and `max_failures` is 2; run it again with the same `results_path`, or "
+        "set a higher `max_failures`"
     )
     assert [line for line in lines if "NotRun" in line] == [
         f"execution 2 failed: NotRun: {reason}",

@@ -59,7 +59,7 @@ async def test_prefects_retry_runs_only_executions_without_a_result(
 @pytest.mark.full
 async def test_a_run_without_a_deployment_says_how_to_resume_it(counter: ExecutionCounter, tmp_path: Path) -> None:
     inputs = [{"x": x, "address": counter.address} for x in range(4)]
-    with pytest.raises(ExecutionsFailed, match="run it again with the same results_path") as raised:
+    with pytest.raises(ExecutionsFailed, match="run it again with the same `results_path`") as raised:
         await batch(LATER, inputs, provider="local:none")
     async with get_client() as client:
         run = await client.read_flow_run(uuid.UUID(Path(raised.value.results_path).name))

@@ -134,7 +134,7 @@ async def test_code_with_an_unknown_outcome_is_retried_only_if_idempotent(
         assert outcome.meta.earlier_errors[0].startswith(OutcomeUnknown.__name__)
     else:
         assert isinstance(outcome.error, OutcomeUnknown)
-        assert "set idempotent" in str(outcome.error)
+        assert "set `idempotent`" in str(outcome.error)
     assert counter.counts == {"0": 2 if idempotent else 1}
 
 

@@ -49,22 +49,22 @@ def test_a_file_name_instead_of_code_is_refused_without_a_server(flow: Any, para
 @pytest.mark.parametrize(
     ("flow", "parameters", "words"),
     [
-        (batch, {"code": "SUBMIT()", "max_workers": "many"}, r"max_workers is 'many': it should be a valid integer"),
-        (batch, {"code": "SUBMIT()", "timeout": -1}, r"timeout is -1: it should be greater than 0"),
+        (batch, {"code": "SUBMIT()", "max_workers": "many"}, r"`max_workers` is 'many': it should be a valid integer"),
+        (batch, {"code": "SUBMIT()", "timeout": -1}, r"`timeout` is -1: it should be greater than 0"),
         (
             batch,
             {"code": 7, "on_failure": "ignore"},
-            r"code.*; on_failure is 'ignore': it should be 'raise' or 'return'",
+            r"code.*; `on_failure` is 'ignore': it should be 'raise' or 'return'",
         ),
-        (sequence, {"steps": 3, "python_path": 3}, r"steps.*; python_path is 3: it should be a valid list"),
+        (sequence, {"steps": 3, "python_path": 3}, r"steps.*; `python_path` is 3: it should be a valid list"),
         (
             sweep,
             {"code": "", "grid": {}, "mounts": ["/data"]},
-            r"mounts is \['/data'\]: it should be a valid dictionary",
+            r"`mounts` is \['/data'\]: it should be a valid dictionary",
         ),
-        (batch, {"code": "", "inputs": 5}, r"^inputs is 5: it should be a valid list"),
-        (batch, {"code": "", "inputs": [{"x": 1}, 2]}, r"^inputs\[1\] is 2: it should be a valid dictionary$"),
-        (sweep, {"code": "", "grid": {"x": "adam"}}, r"^grid\['x'\] is 'adam': it should be a valid list$"),
+        (batch, {"code": "", "inputs": 5}, r"^`inputs` is 5: it should be a valid list"),
+        (batch, {"code": "", "inputs": [{"x": 1}, 2]}, r"^`inputs`\[1\] is 2: it should be a valid dictionary$"),
+        (sweep, {"code": "", "grid": {"x": "adam"}}, r"^`grid`\['x'\] is 'adam': it should be a valid list$"),
         (chunks, {"code": "", "data": [1], "mounts": {"/usr": "."}}, r"/usr is used by the sandbox itself"),
         (batch, {"code": "SUBMIT('\ud800')"}, r"code has text with a lone surrogate"),
         (
@@ -98,12 +98,12 @@ def test_a_wrong_type_or_value_is_refused_without_a_server(
 
 NOT_JSON: list[tuple[Any, str, str, str]] = [
     (batch, "inputs", "pandas.DataFrame([[1, 2]])", "no text: use inputs.rename(columns=str)"),
-    (batch, "inputs", "pandas.Series([1, 2])", "inputs[0] is 1: it should be a valid dictionary"),
+    (batch, "inputs", "pandas.Series([1, 2])", "`inputs`[0] is 1: it should be a valid dictionary"),
     (
         batch,
         "inputs",
         "numpy.array([(1, 2.0)], [('a', 'i4'), ('b', 'f8')])",
-        "inputs[0] is (1, 2.0): it should be a valid dictionary",
+        "`inputs`[0] is (1, 2.0): it should be a valid dictionary",
     ),
     (batch, "inputs", "[{'x': decimal.Decimal('1.10')}]", "inputs[0]['x'] is a Decimal, which is not JSON: use"),
     (batch, "inputs", "[{1: 2}]", "inputs[0] has the key 1, which is not a string: use strings as keys"),
@@ -220,5 +220,5 @@ def check_code() -> None:
         *sequence.sync(["x = 1", "# \0"], on_failure="return", provider="local:none")[1:],
     ]
     assert [type(outcome.error) for outcome in one if isinstance(outcome, Failure)] == [CodeSyntaxError] * 2
-    with pytest.raises(ConfigurationError, match="prepare contains a NUL character"):
+    with pytest.raises(ConfigurationError, match="`prepare` contains a NUL character"):
         batch.sync("SUBMIT()", prepare="x = '\0'", provider="local:none")

@@ -181,8 +181,8 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("*.csv", {}, r"no file matches .*\*\.csv: only \*\* searches directories below$"),
     ("nowhere/*.csv", {}, r"no file matches .*nowhere"),
     ("two/*", {}, r"two files would have the path inputs/a%0A: rename .*a%0A$"),
-    ("large*", {}, r"has 256 MiB, and a file of inputs at most 256: pass the paths as variables"),
-    ("**/*.csv", {"types": {"x": "int"}}, "types needs a CSV file"),
+    ("large*", {}, r"has 256 MiB, and a file of `inputs` at most 256: pass the paths as variables"),
+    ("**/*.csv", {"types": {"x": "int"}}, "`types` needs a CSV file"),
     ("**/*.csv", {"shards": 2}, "shards run on others"),
 ]
 
@@ -209,7 +209,7 @@ def test_other_parameters_refuse_a_pattern(tmp_path: Path) -> None:
         lambda: chunks.sync("SUBMIT()", chunks=pattern),
     )
     for call in calls:
-        with pytest.raises(ConfigurationError, match="is a pattern, which only inputs of batch takes: name one file"):
+        with pytest.raises(ConfigurationError, match="is a pattern, which only `inputs` of batch takes: name one file"):
             call()
 
 

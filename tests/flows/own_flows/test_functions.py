@@ -58,7 +58,7 @@ async def test_variables_that_do_not_match_the_function_are_refused(tmp_path: Pa
         (lambda: sweep(train, {"layers": [1]}, results_path=ledger), "needs a value for 'rate'"),
         (lambda: chunks(train, data=[1], chunk_size=1, results_path=ledger), "needs a value for 'rate'"),
         (lambda: sequence([go_on], results_path=ledger), "needs a value for 'state'"),
-        (lambda: batch("SUBMIT(1)", prepare=not_text, results_path=ledger), "prepare takes text"),
+        (lambda: batch("SUBMIT(1)", prepare=not_text, results_path=ledger), "`prepare` takes text"),
         (lambda: batch(lambda x: x, [{"x": 1}], results_path=ledger), "is a lambda"),
     ]
     for call, message in wrong:

@@ -244,8 +244,8 @@ async def test_a_second_run_on_the_ledger_of_a_search_is_refused(tmp_path: Path)
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"grid": {"x": [1]}, "trials": 3}, "trials needs space"),
-        ({"grid": {"x": [1]}, "space": ONE}, "pass one of grid, points or space, and only one"),
+        ({"grid": {"x": [1]}, "trials": 3}, "`trials` needs `space`"),
+        ({"grid": {"x": [1]}, "space": ONE}, "pass one of `grid`, `points` or `space`, and only one"),
         ({"space": {"x": {"low": 2, "high": 1}}, "trials": 3}, "the space of 'x': .*low <= high"),
     ],
 )
@@ -319,7 +319,7 @@ async def test_a_search_stops_at_a_target_or_without_improvement_and_resumes(
         open_run_ledger(report.results_path).summarize(), list_run_records(tmp_path / "job")
     )
     assert [row[1] for row in rows if row[0] == "Stopped"] == [reason] * (count < 6)
-    assert all(text.endswith("set another stop_at or stop_after to continue it") for text in said)
+    assert all(text.endswith("set another `stop_at` or `stop_after` to continue it") for text in said)
     assert len((await run_sweep(CODE, stop_after=100, **parameters)).trials) == 6
     assert len((await run_sweep(CODE, stop_after=100, **{**parameters, "trials": 7})).trials) == 7
 

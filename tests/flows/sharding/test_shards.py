@@ -104,7 +104,7 @@ raise ValueError(x)
     idle = [outcome for outcome in outcomes if isinstance(outcome, Failure) and isinstance(outcome.error, NotRun)]
     assert 3 <= len(failed) <= 10
     assert len(failed) + len(idle) == 20
-    assert "executions failed, and max_failures is 3" in str(idle[0].error)
+    assert "executions failed, and `max_failures` is 3" in str(idle[0].error)
     await wait_until_async(lambda: are_over(read_job_id(shared)))
 
 

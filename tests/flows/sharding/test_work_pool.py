@@ -56,7 +56,7 @@ async def test_shards_that_cannot_run_are_refused(client):
 
 async def test_shards_without_a_server_are_refused():
     with temporary_settings({PREFECT_API_URL: ""}):
-        assert "shards needs a Prefect server with workers" in await read_refusal()
+        assert "`shards` needs a Prefect server with workers" in await read_refusal()
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,7 @@ def test_files_have_a_limit_together(hosts: Hosts, who: str) -> None:
     box = Box(hosts(who), "bubblewrap", None, {"file_size_mib": 128, "disk_mib": 32})
     assert box.outputs("import errno\n" + FILES) == {"error": "ENOSPC", "mib": 32}
     error = box.run('open("more", "wb").write(bytes(1 << 20))')["error"]
-    assert "disk_mib allows 32" in error["text"]
+    assert "`disk_mib` allows 32" in error["text"]
     assert list(box.folder.iterdir()) == []  # The files are in memory, and the sandbox stays usable.
     code = 'for name in os.listdir(): os.unlink(name)\nopen("small", "wb").write(bytes(1 << 20))\nSUBMIT(works=True)'
     assert box.outputs(code) == {"works": True}
@@ -187,7 +187,7 @@ def test_processors_have_a_limit(hosts: Hosts) -> None:
 def test_a_limit_that_cannot_be_enforced_is_refused(hosts: Hosts, option: str, value: float, remedy: str) -> None:
     error = Box(hosts("user"), "landlock", None, {option: value}).run("pass")["error"]
     assert error["error"] == "ConfigurationError"
-    assert f"{option} is {value}" in error["text"]
+    assert f"`{option}` is {value}" in error["text"]
     assert remedy in error["text"]
 
 
