@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import select
 import time
+from codecs import getincrementaldecoder
 
 from ..wire.displays import check_displays
 from ..wire.frames import MAX_CALL_BYTES, FrameReader, encode_frame_parts
 from ..wire.pipes import READ_BYTES, widen_pipe, write_available
 from ..wire.strict_json import dumps
 from .child.channel import FORK_REQUESTS, place_descriptors, report_unconfined
-from .child.forking.fork_service import serve_forks
+from .child.forking import serve_forks
 from .child.fresh_python import start_fresh_python
 from .orphans import kill_descendants
-from .output_stream import OutputStream
-from .processes import ProcessUsage, has_ended, kill_session, signal
+from .processes import has_ended, kill_session, signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,6 +33,39 @@ NEVER = float("inf")  # monotonic seconds
 CPU_GRACE_SECONDS = 10.0  # seconds beyond its timeout in which an execution is interrupted and killed
 MAX_CPU_SECONDS = 1e9  # seconds; longer timeouts get no CPU limit
 INHERIT_EXIT = 70  # EX_SOFTWARE: a child that could not even report why it failed
+
+
+class OutputStream:
+    """One of an execution's output streams: it returns the first half of the cap at once and keeps the last half."""
+
+    def __init__(self, cap: int) -> None:
+        self._decoder = getincrementaldecoder("utf-8")("replace")
+        self._head = cap // 2
+        self._cap = cap - cap // 2
+        self._tail = ""
+        self.dropped = 0  # characters
+
+    def feed(self, data: bytes, final: bool = False) -> str:
+        """Add output and return the text to send now."""
+        text = self._decoder.decode(data, final)
+        now = text[: self._head]
+        self._head -= len(now)
+        self._tail += text[len(now) :]
+        if len(self._tail) > 2 * self._cap:
+            self._trim()
+        return now
+
+    def finish(self) -> tuple[str, str]:
+        """Return the rest of the first half from the decoder, and the last half."""
+        now = self.feed(b"", final=True)
+        self._trim()
+        return now, self._tail
+
+    def _trim(self) -> None:
+        over = len(self._tail) - self._cap
+        if over > 0:
+            self.dropped += over
+            self._tail = self._tail[over:]
 
 
 class Execution:
@@ -57,8 +90,7 @@ class Execution:
         self.value: bytes | None = None  # JSON: value of the last expression
         self.collection: Collection | None = None  # the files to send to the host
         self._displays = self._displays_bytes = 0  # displays sent to the host
-        self.cpu_before = 0.0  # CPU seconds that the process had used when the execution began
-        self.usage: tuple[float, int] | None = None  # CPU seconds, and KiB of the process with the most memory
+        self.usage: tuple[int, int] | None = None  # CPU microseconds, and KiB of the process with the most memory
         self.streams: dict[str, OutputStream] = {}  # only streams that have output
         self._output_cap = output_cap
 
@@ -84,7 +116,7 @@ class Execution:
         """Return the end frame; `code` and `number` are the exit status and signal of an ended process."""
         header: dict[str, Any] = {"op": "end", "id": self.id, "seconds": time.monotonic() - self.started_at}
         if self.usage is not None:
-            header["cpu_microseconds"], header["peak_kib"] = int(self.usage[0] * 1e6), self.usage[1]
+            header["cpu_microseconds"], header["peak_kib"] = self.usage
         if self.submitted is not None:
             header["status"] = "submitted"
             return header, self.submitted
@@ -92,11 +124,6 @@ class Execution:
         if header["status"] == "crashed":
             header["exit_code"], header["signal"] = code, number
         return header, self.outcome or b"null"
-
-    def note_usage(self, usage: tuple[float, int] | None) -> None:
-        """Note the CPU seconds and the peak memory of the process, of which a context may have used some before."""
-        if usage is not None:
-            self.usage = max(0.0, usage[0] - self.cpu_before), usage[1]
 
     def count_display(self, body: bytes) -> None:
         """Raise BadFrameError if the child sends more displays than the limits allow."""
@@ -129,7 +156,7 @@ class ChildProcess:
         for fd in outputs.values():
             self.outputs_poll.register(fd, select.POLLIN)
         self.unconfined: bytes | None = None
-        self.usage = ProcessUsage(pid)
+        self.cpu_microseconds = 0  # CPU time of earlier executions of its context
         self.frames = FrameReader(MAX_CALL_BYTES)
         self.is_broken = self.is_collector = False
         self.frame_kinds = CHILD_FRAMES  # frames that the child may send
@@ -138,7 +165,7 @@ class ChildProcess:
         self._loop = loop
 
     def list_fds(self) -> list[int]:
-        return [self.reads, self.writes, *self.outputs.values(), *self.usage.fds]
+        return [self.reads, self.writes, *self.outputs.values()]
 
     @property
     def has_ended(self) -> bool:
@@ -154,8 +181,6 @@ class ChildProcess:
         """Send an execution to a free child."""
         self.execution = execution
         self.executions += 1
-        if self.context is not None:
-            execution.cpu_before = self.usage.read_seconds()
         execution.start_clock()
         if self.unconfined is not None:
             execution.status, execution.outcome = "unconfined", self.unconfined

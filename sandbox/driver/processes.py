@@ -17,7 +17,6 @@ else:
     except ImportError:  # a Python other than CPython
         import signal
 
-TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 KILL_GRACE_SECONDS = 1.0  # time for an interrupted execution to unwind before the kill
 
 
@@ -114,44 +113,6 @@ def kill_exactly(pid: int, started: int) -> None:
         pass
     finally:
         os.close(process)
-
-
-class ProcessUsage:
-    """The CPU seconds and the peak memory of a child that has not ended.
-
-    The files of /proc stay open: opening them for each execution of a context would take a sixth of a short one.
-    """
-
-    def __init__(self, pid: int) -> None:
-        self.fds: list[int] = []
-        self._pid = pid
-        self._clock = ~pid << 3 | 2  # clock_getcpuclockid(3), as <linux/posix-timers_types.h> computes it
-        self._children_seconds = 0.0  # CPU seconds of children that the process has waited for, at the last `read`
-        self._faults: list[bytes] = []  # counts of page faults at the last `read`
-        self._peak = 0  # KiB
-
-    def read_seconds(self) -> float:
-        """Return the process's CPU seconds, with those of its children until the last `read`; 0 if they are unknown."""
-        try:
-            return time.clock_gettime(self._clock) + self._children_seconds
-        except OSError:
-            return 0.0
-
-    def read(self) -> tuple[float, int] | None:
-        """Return the CPU seconds with those of children that the process waited for, and the peak memory in KiB."""
-        try:
-            if not self.fds:
-                for name in ("stat", "status"):
-                    self.fds.append(os.open(f"/proc/{self._pid}/{name}", os.O_RDONLY | os.O_CLOEXEC))
-            words = os.pread(self.fds[0], 4096, 0).rpartition(b")")[2].split(None, 15)
-            self._children_seconds = (int(words[13]) + int(words[14])) / TICKS_PER_SECOND
-            faults = words[7:10]
-            if faults != self._faults:  # Without a page fault the peak is the same, and `status` takes twice as long.
-                self._peak = int(os.pread(self.fds[1], 4096, 0).partition(b"VmHWM:")[2].split(None, 1)[0])
-                self._faults = faults
-            return self.read_seconds(), self._peak
-        except (OSError, ValueError, IndexError):
-            return None
 
 
 def read_name(pid: int) -> str:

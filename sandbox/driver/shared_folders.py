@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 
-from ..wire.names import CODE_FILE_PREFIX
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,7 +26,6 @@ class SharedFolders:
         self._folder = folder
         self._temporary = tuple(temporary)
         self._kept: dict[str, set[str]] = {}  # names to keep, by temporary folder
-        self._starts: tuple[str, ...] = ()  # prefixes of code files that may be left
         self._is_idle = False
         paths = dict.fromkeys((folder, os.environ.get("TMPDIR", "/tmp"), os.environ.get("HOME", folder)))
         self._states = {path: state for path in paths if (state := self._read_state(path)) is not None}
@@ -37,18 +34,10 @@ class SharedFolders:
         """Record the contents of the temporary folders, which `repair` keeps."""
         self._kept = {path: set(_list_names(path)) for path in self._temporary}
 
-    def note_end(self, process_id: int, *, is_killed: bool) -> None:
-        """Record a process that may not have removed the files of its code (`child/main_module.py`)."""
-        if is_killed or self._list_changed():
-            self._starts += (f"{CODE_FILE_PREFIX}{process_id}_",)
-
     def is_damaged(self, *, is_idle: bool) -> bool:
         """Return whether `repair` has work. If the sandbox `is_idle`, all new temporary files count as leftovers."""
         self._is_idle = is_idle
-        if self._list_changed() or self._list_left():
-            return True
-        self._starts = ()
-        return False
+        return bool(self._list_changed() or self._list_left())
 
     def repair(self) -> None:
         """Undo the damage with the code's user id. Call this in a separate process that exits afterwards."""
@@ -59,7 +48,7 @@ class SharedFolders:
                 os.chmod(path, self._states[path][0] & 0o7777)
             except OSError:
                 pass  # the caller checks again
-        left = [path for path in self._list_left() if not _remove_file(path)]
+        left = self._list_left()
         for start in range(0, len(left), REMOVED_AT_ONCE):
             paths = left[start : start + REMOVED_AT_ONCE]
             os.waitpid(os.posix_spawn("/bin/sh", ["sh", "-c", REMOVER, "rm", *paths], os.environ), 0)
@@ -77,10 +66,7 @@ class SharedFolders:
 
     def _list_left(self) -> list[str]:
         all_kept = self._kept if self._is_idle else {}
-        left = [f"{path}/{name}" for path, kept in all_kept.items() for name in _list_names(path) if name not in kept]
-        if self._starts:
-            left += [f"{self._folder}/{name}" for name in _list_names(self._folder) if name.startswith(self._starts)]
-        return left
+        return [f"{path}/{name}" for path, kept in all_kept.items() for name in _list_names(path) if name not in kept]
 
     def _read_state(self, path: str) -> tuple[Any, ...] | None:
         """Return a folder's mode and owner, plus device and inode for the working folder; None if it is missing."""
@@ -90,14 +76,6 @@ class SharedFolders:
             return None
         state = status.st_mode, status.st_uid, status.st_gid
         return (*state, status.st_dev, status.st_ino) if path == self._folder else state
-
-
-def _remove_file(path: str) -> bool:
-    try:
-        os.unlink(path)
-    except OSError:
-        return False
-    return True
 
 
 def _list_names(path: str) -> list[str]:

@@ -12,7 +12,7 @@ from ..wire.pipes import READ_BYTES, read_available
 from ..wire.strict_json import dumps, loads
 from ..wire.submission import MAX_SUBMIT_BYTES
 from .child.environment import enter_environment, needs_new_start
-from .child.forking.fork_safety import import_common_modules
+from .child.forking import import_common_modules
 from .child.fresh_python import write_start_file
 from .child.runner import CODE_NAME, CodeRunner
 from .child_process import NEVER, ChildProcess, Execution, build_child, close_all, fork_child, fork_runner
@@ -314,7 +314,6 @@ class Supervisor:
             if process.execution is not None:
                 process.execution.end_cause = process.execution.end_cause or "cancelled"
             kill_session(process.pid)
-            self._note_end(process, is_killed=True)
 
     # -- children
 
@@ -356,11 +355,6 @@ class Supervisor:
         os.waitpid(child.pid, 0)
         close_all(child.list_fds())
         return folders.describe_damage()
-
-    def _note_end(self, process: ChildProcess, *, is_killed: bool) -> None:
-        """Schedule the removal of the code's files if the process may have left some."""
-        if self._folders is not None and process.executions:
-            self._folders.note_end(process.pid, is_killed=is_killed)
 
     def _end_spare(self) -> None:
         """Kill the child that waits for the next execution, if there is one."""
@@ -489,6 +483,9 @@ class Supervisor:
                 raise BadFrameError(f"an end with the status {status!r}")
             if not execution.status:
                 execution.status, execution.outcome = str(status), body
+                usage = header.get("usage")
+                if type(usage) is list and [type(number) for number in usage] == [int, int]:
+                    execution.usage = usage[0], usage[1]
             if self._fork_server is not None and process is self._fork_server.process:
                 self._end_preparation(self._fork_server, execution)
             elif process.context is not None and process.has_ended_with_all(execution):
@@ -514,7 +511,8 @@ class Supervisor:
             process = self._processes.pop(pid, None)
             if process is not None:
                 if process.execution is not None:
-                    process.execution.note_usage((usage.ru_utime + usage.ru_stime, usage.ru_maxrss))
+                    microseconds = int((usage.ru_utime + usage.ru_stime) * 1e6) - process.cpu_microseconds
+                    process.execution.usage = max(0, microseconds), usage.ru_maxrss
                 self._on_child_end(process, status)
             else:
                 self._commits.on_end(pid, status)
@@ -522,8 +520,7 @@ class Supervisor:
 
     def _kill_orphans(self) -> None:
         """Kill the processes that ended executions left, and report the ends once all are dead or the time is up."""
-        kept = () if self._fork_server is None else self._fork_server.list_kept()
-        if self._orphans.kill(self._processes, self._commits.running, kept) or self._orphans.is_late:
+        if self._orphans.kill(self._processes, self._commits.running) or self._orphans.is_late:
             ended, self._ended, left = self._ended, [], self._orphans.describe()
             for process, execution, code, number in ended:
                 if left:
@@ -547,7 +544,6 @@ class Supervisor:
             loss = f"the process that held the state {describe_end(code, number)}"
             self._losses[process.context] = loss
             del self._contexts[process.context]
-        self._note_end(process, is_killed=process.execution is None or not process.execution.status)
         if process.execution is not None:
             self._ended.append((process, process.execution, code, number))
         for waiting, _body in process.waiting:
@@ -573,8 +569,8 @@ class Supervisor:
             self._wire.send({"op": "files", "id": execution.id}, execution.files)
         if execution.value is not None:
             self._wire.send({"op": "value", "id": execution.id}, execution.value)
-        if execution.usage is None:
-            execution.note_usage(process.usage.read())  # a context, whose process goes on
+        if execution.usage is not None:
+            process.cpu_microseconds += execution.usage[0]
         header, body = execution.encode_end(code, number)
         if header["status"] == "crashed" and number == signal.SIGKILL:
             kills, self._memory_kills = self._memory_kills, count_memory_kills()

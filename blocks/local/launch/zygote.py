@@ -16,7 +16,6 @@ from typing import IO, Any
 
 from ....sandbox.driver_bundle import ZYGOTE_MODULES, build_driver_code
 from ....sandbox.errors import SandboxStartError
-from ....sandbox.wire.process_table import read_process
 from .driver_process import (
     DriverProcess,
     build_boot_program,
@@ -30,7 +29,6 @@ START_TIMEOUT_SECONDS = 20.0  # limit for a zygote's start and for a fork; a bus
 PACKET_BYTES = 32 * 1024
 MAX_REQUEST_BYTES = 64 * 1024  # the zygote's limit for one request
 END_SECONDS = 1.0  # wait for the end of a process that closed its descriptors
-STOPPED_SECONDS = 1.0  # A sandbox that takes longer may have a stopped zygote.
 SEND_RETRY_SECONDS = 0.005  # pause when the zygote's queue is full
 MAX_WORDS_BYTES = 4096
 REFUSALS = (errno.EPERM, errno.EACCES, errno.EINVAL, errno.ENOSYS)  # not shortages, so they persist
@@ -109,17 +107,6 @@ class Zygote:
         while self._handles:
             os.close(self._handles.pop())
 
-    def wake(self, *, may_end: bool) -> None:
-        """Send SIGCONT to a stopped zygote, or SIGKILL with `may_end`."""
-        with suppress(OSError):
-            pid = _read_pid(self._handles[0])
-            parent, _, state = read_process(pid)
-            if state in "Tt":
-                signal.pidfd_send_signal(self._handles[0], signal.SIGKILL if may_end else signal.SIGCONT)
-                while pid != self._process.pid and parent > 1:  # processes of bubblewrap above the zygote
-                    pid, parent = parent, read_process(parent)[0]
-                    os.kill(pid, signal.SIGCONT)
-
     async def fork(self, request: dict[str, Any]) -> "ForkedProcess":
         """Fork a new sandbox's driver, which waits for its first frame. Raises ZygoteError, SandboxStartError.
 
@@ -153,7 +140,6 @@ class Zygote:
                 its_status.close()
                 for fd in its:
                     os.close(fd)
-            process.expect_to_stand()
             if not self.has_forked:
                 try:
                     await process.find_pid()
@@ -198,19 +184,6 @@ class ForkedProcess(DriverProcess):
         status.setblocking(False)
         zygote.processes.add(self)
         self._finalizer = weakref.finalize(self, status.close)
-
-    def expect_to_stand(self, *, is_first: bool = True) -> None:
-        """Check every `STOPPED_SECONDS`, until the sandbox is ready, that nothing stopped the zygote."""
-        reference: weakref.ref[ForkedProcess] = weakref.ref(self)
-        asyncio.get_running_loop().call_later(STOPPED_SECONDS, _wake_zygote, reference, is_first)
-
-    def wake_zygote(self, *, is_first: bool) -> None:
-        """Wake a stopped zygote if this sandbox is not ready; kill it from the second check on."""
-        with suppress(OSError):  # The socket was closed meanwhile.
-            self._read_status()
-        if self._handle < 0 and self._exit_code is None and self._status.fileno() >= 0:
-            self._zygote.wake(may_end=not is_first)
-            self.expect_to_stand(is_first=False)
 
     async def find_pid(self) -> int:
         """Wait until the sandbox is ready and return the process id. Raises SandboxStartError."""
@@ -282,12 +255,6 @@ class ForkedProcess(DriverProcess):
         self.close_pipes()
         self._finalizer()
         self._zygote.processes.discard(self)
-
-
-def _wake_zygote(reference: weakref.ref[ForkedProcess], is_first: bool) -> None:
-    process = reference()  # None once nothing uses the process
-    if process is not None:
-        process.wake_zygote(is_first=is_first)
 
 
 def _close_all(status: socket.socket, handle: int) -> None:

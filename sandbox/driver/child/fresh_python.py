@@ -16,7 +16,7 @@ from ...wire.names import DRIVER_FILE_PREFIX
 from ..confinement import Confinement
 from ..processes import signal
 from .channel import CHANNEL_IN, CHANNEL_OUT, FORK_REQUESTS
-from .forking.fork_service import serve_forks
+from .forking import serve_forks
 from .runner import CodeRunner
 
 TYPE_CHECKING = False

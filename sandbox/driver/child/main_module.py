@@ -7,7 +7,7 @@ import sys
 
 from ...wire.names import CODE_FILE_PREFIX
 from .environment import MODULES
-from .evaluation.last_expression import TOP_LEVEL_AWAIT
+from .evaluation import TOP_LEVEL_AWAIT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -17,9 +17,8 @@ from ..processes import signal
 from .channel import Channel, InterruptShield
 from .displays import PYPLOT, Displays, replace_show
 from .environment import MODULES, ImportWatcher, open_streams
-from .evaluation.coroutines import IS_COROUTINE, CoroutineRunner, silence_own_errors
-from .evaluation.last_expression import compile_code
-from .forking.fork_safety import (
+from .evaluation import IS_COROUTINE, CoroutineRunner, compile_code, silence_own_errors
+from .forking import (
     ThreadsLeftError,
     check_threads,
     disarm_finalizers,
@@ -31,8 +30,7 @@ from .limits import find_limit
 from .main_module import CODE_NAME, MainModule
 from .open_files import OpenFiles
 from .queries import make_query_names
-from .report import make_report
-from .submit import SubmitError, Submitted, encode_submission
+from .submit import SubmitError, Submitted, encode_submission, make_report
 from .volume import Volume, VolumeError
 
 TYPE_CHECKING = False
@@ -184,6 +182,7 @@ class CodeRunner:
 
     def _run(self, file_name: str, execute: Callable[[bytes], None], body: bytes) -> bool:
         """Run `execute` and send the end frame; return whether the code ended without an error. Never raises."""
+        before = _read_usage()[0]
         self._shield.reset()
         self._is_compiled = False
         self._file_name = file_name
@@ -225,7 +224,9 @@ class CodeRunner:
         self._flush()
         self._report_files()
         status = "finished" if outcome is None or self._shield.has_submitted else "error"
-        header = {"op": "end", "token": self._channel.token, "status": status}
+        microseconds, peak_kib = _read_usage()
+        usage = [microseconds - before, peak_kib]
+        header = {"op": "end", "token": self._channel.token, "status": status, "usage": usage}
         body = EXITED if has_exited else dumps(outcome).encode("utf-8", "replace")
         self._channel.send(header, body)
         return outcome is None
@@ -510,6 +511,13 @@ def show_help(*objects: Any) -> None:
 
 # Read through BaseException: a class of the code may have a property with that name.
 get_traceback: Any = BaseException.__dict__["__traceback__"].__get__
+
+
+def _read_usage() -> tuple[int, int]:
+    """Return the CPU microseconds of this process and its ended children, and the KiB of the one with most memory."""
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    seconds = sum(usage.ru_utime + usage.ru_stime for usage in usages)
+    return int(seconds * 1e6), max(usage.ru_maxrss for usage in usages)
 
 
 def _has_filled_memory() -> bool:

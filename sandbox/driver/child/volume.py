@@ -155,8 +155,6 @@ class Volume:
         names = [name for name in inside.split("/") if name not in ("", ".")]
         if ".." in names or ".." in text.split("/"):
             raise VolumeError(f"{text!r} leaves the volume: use a path in it, without '..'")
-        if "\0" in text:
-            raise VolumeError(f"{text!r} contains a null character: remove it")
         if self._real_root is None:
             if not os.path.isdir(self.root):
                 raise VolumeError(f"the volume is missing: nothing is mounted at {self.root}")
@@ -164,8 +162,8 @@ class Volume:
         inside = "/".join(names)
         try:
             real = os.path.realpath(os.path.join(self._real_root, inside))
-        except OSError as error:
-            raise _build_error(error, inside, function) from None
+        except (OSError, ValueError) as error:  # ValueError: a null character
+            raise VolumeError(f"{text!r} is no path: {error}") from None
         if real != self._real_root and not real.startswith(self._real_root + "/"):
             raise VolumeError(f"{inside!r} is a symbolic link that leaves the volume: name the file itself")
         return inside, real
@@ -194,7 +192,10 @@ class Volume:
         except VolumeError:
             raise
         except OSError as error:
-            raise _build_error(error, inside, "save_to_volume") from None
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise VolumeError(f"the volume is full, and {inside!r} was not saved: delete files on it") from None
+            remedy = ": split it, or raise file_size_mib" if error.errno == errno.EFBIG else ""
+            raise VolumeError(f"{inside!r} could not be saved: {error.strerror or error}{remedy}") from None
         return inside
 
     @staticmethod
@@ -250,7 +251,7 @@ class Volume:
         except VolumeError:
             raise
         except OSError as error:
-            raise _build_error(error, inside, "load_from_volume") from None
+            raise _build_error(error, inside) from None
         if binary:
             return data
         try:
@@ -279,21 +280,11 @@ class Volume:
                         else:
                             paths.append(name)
         except OSError as error:
-            raise _build_error(error, inside, "list_volume") from None
+            raise _build_error(error, inside) from None
         return sorted(paths)
 
 
-def _build_error(error: OSError, path: str, function: str) -> VolumeError:
-    number = error.errno
-    if function != "save_to_volume" and number in (errno.ENOENT, errno.ENOTDIR):
+def _build_error(error: OSError, path: str) -> VolumeError:
+    if error.errno in (errno.ENOENT, errno.ENOTDIR):
         return VolumeError(f"there is no {path!r} on the volume: list_volume() lists the files")
-    if function == "save_to_volume" and number in (errno.EEXIST, errno.ENOTDIR):
-        return VolumeError(f"{path!r} could not be saved: one of the directories on its way is a file")
-    if number in (errno.ENOSPC, errno.EDQUOT):
-        return VolumeError(f"the volume is full, and {path!r} was not saved: delete files on it")
-    if number == errno.EFBIG:
-        return VolumeError(
-            f"{path!r} was not saved, because it is larger than file_size_mib allows: split it, or raise file_size_mib"
-        )
-    verb = {"save_to_volume": "saved", "load_from_volume": "read"}.get(function, "listed")
-    return VolumeError(f"{path!r} could not be {verb}: {error.strerror or error}")
+    return VolumeError(f"{path!r} could not be read: {error.strerror or error}")

@@ -1,13 +1,12 @@
 """A sandbox's first child, forked before a request for the sandbox arrives, so that the request does not wait for it.
 
-A first answer takes six milliseconds. The child's fork and the pages that it copies at its start take two of them.
+With it a first answer takes 3.2 ms, without it 5.2 ms (one core, bubblewrap, the interpreter's `start` and `execute`).
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import select
 from contextlib import suppress
 
 from ...wire.pipes import READ_BYTES
@@ -15,7 +14,6 @@ from ..child.channel import FORK_REQUESTS
 from ..child.environment import enter_environment
 from ..child_process import close_all, confine, fork_process, leave_supervisor
 from ..confinement import Confinement
-from ..processes import signal
 from .namespaces import enter_user_namespace, join_user_namespace
 from .rehearsal import SETTINGS
 
@@ -24,9 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..child.runner import CodeRunner
-
-
-STOPPED_MILLISECONDS = 1000  # A child that rehearses for longer may have been stopped.
 
 
 class ChildAhead:
@@ -54,10 +49,6 @@ class ChildAhead:
         pid, ours = self.handle
         try:
             os.set_blocking(ours[1], True)
-            poll = select.poll()
-            poll.register(ours[1], select.POLLIN)
-            while not poll.poll(STOPPED_MILLISECONDS):
-                os.kill(pid, signal.SIGCONT)  # It may have been stopped together with this process.
             if not os.read(ours[1], READ_BYTES):  # The child ended during its rehearsal.
                 raise OSError(errno.ECHILD, "a sandbox's first child could not start")
             os.set_blocking(ours[1], False)

@@ -24,7 +24,7 @@ import time
 from contextlib import suppress
 
 from ..child.environment import hide_missing_site
-from ..child.forking.fork_safety import import_common_modules
+from ..child.forking import import_common_modules
 from ..child.runner import CodeRunner
 from ..confinement import Confinement
 from ..main import main as run_driver
@@ -170,7 +170,6 @@ class _Zygote:
                 if not _hand_over(spare[1], data, fds):
                     raise OSError(errno.ESRCH, "the new process was ended")
             self._sandboxes[spare[0]] = status
-            os.kill(spare[0], signal.SIGCONT)  # A signal may have stopped the process while it waited.
         except OSError as error:
             _send_words(status, f"failed {error.errno} {error}")
             status.close()
@@ -266,7 +265,6 @@ class _Zygote:
         """Set up what is specific to this sandbox and report success. Raises OSError."""
         for pid in (os.getpid(), *(() if child is None else (child.handle[0],))):
             resource.prlimit(pid, resource.RLIMIT_RSS, (request["mark"], request["mark"]))
-            os.kill(pid, signal.SIGCONT)  # A signal may have stopped the child while it waited.
         if self._folders is not None:
             self._confinement.open_own_proc()  # closed again when the process becomes the supervisor
             take_folder(self._folders, request)

@@ -175,11 +175,6 @@ def test_the_driver_runs_on_the_oldest_and_newest_installed_python(launch: Launc
         check(launch(python, "-I", "-S"), tmp_path)
 
 
-def test_the_driver_runs_without_the_fast_json(launch: Launch, tmp_path: Path) -> None:
-    slow = "import sys; sys.modules['_json'] = None; import runpy; runpy.run_path(sys.argv[1], run_name='__main__')"
-    check(launch(sys.executable, "-I", "-S", "-c", slow), tmp_path)
-
-
 def check(one: Any, tmp_path: Path) -> None:
     """Check each way in which an execution can end."""
     one.start(tmp_path)
