@@ -331,18 +331,18 @@ def _read_pairs(option: str, words: Sequence[str], *, needs_value: bool = True) 
     """Return values by name, from words such as `STAGE=test`. Raises ConfigurationError."""
     pairs: dict[str, str] = {}
     for word in words:
-        name, equals, value = map(str.strip, word.partition("="))
+        name, equals, value = word.partition("=")
         if not name or (needs_value and not equals):
             raise ConfigurationError(f"--{option} {word}: give a name and a value, as in NAME=VALUE")
         if name in pairs:
             raise ConfigurationError(f"--{option} sets {name} twice: leave one out")
-        pairs[name] = value or name
+        pairs[name] = value if equals else name
     return pairs
 
 
 def _read_types(words: Sequence[str]) -> dict[str, str] | str:
     """Return the types of columns, from words such as `zip=str`. The single word json applies to all columns."""
-    return "json" if words == ["json"] else _read_pairs("types", ",".join(words).split(","))
+    return "json" if words == ["json"] else _read_pairs("types", re.split(r"\s*,\s*", ",".join(words)))
 
 
 def _read_paths(words: Sequence[str]) -> list[str] | str | None:

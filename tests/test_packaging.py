@@ -98,19 +98,8 @@ def test_the_wheel_contains_the_driver_and_data(wheel: Path) -> None:
 @pytest.mark.full
 def test_every_module_can_be_imported_from_the_installed_wheel(wheel: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "-qq",
-        "--no-deps",
-        "--no-index",
-        "--target",
-        str(site),
-        str(wheel),
-    ]
-    subprocess.run(pip, check=True)
+    options = ["-m", "pip", "install", "-qq", "--no-deps", "--no-index", "--target"]
+    subprocess.run([sys.executable, *options, str(site), str(wheel)], check=True)
     imported = run_isolated(
         """
         import importlib, json, pkgutil, sys

@@ -69,24 +69,6 @@ def test_an_interrupted_command_keeps_its_results_and_shows_how_to_resume(run, t
     assert "1 succeeded, 1 from earlier runs, 3 failed" in done.stderr
 
 
-@pytest.mark.full
-def test_a_second_interrupt_does_not_spoil_the_final_message(no_process_left, tmp_path):
-    """Without a configured server, the command starts a server on an empty home. Ctrl-C reaches both processes."""
-    (tmp_path / "slow.py").write_text("import time; print('begun', flush=True); time.sleep(3600)")
-    environ = environment(tmp_path) | {"PREFECT_HOME": str(tmp_path / "home"), "HOME": str(tmp_path)}
-    environ.pop("PREFECT_API_URL", None)
-    process = start([COMMAND, "batch", "slow.py"], tmp_path, environ)
-    lines = read_until(process, "begun")
-    assert "starting Prefect (half a minute the first time)\n" in lines
-    os.killpg(process.pid, signal.SIGINT)
-    lines += read_until(process, "rlm-batch batch")  # the last line of the message
-    os.killpg(process.pid, signal.SIGINT)
-    assert process.communicate(timeout=HANG_SECONDS)[1] == ""
-    assert process.returncode in (130, -signal.SIGINT)  # Python has no signal handler during its last steps
-    assert "interrupted" in lines[-2]
-    assert "Traceback" not in "".join(lines)
-
-
 SCRIPT = """
 import asyncio
 from rlm_batch import batch

@@ -120,14 +120,6 @@ def test_a_setting_that_differs_between_providers_is_described_for_each() -> Non
     assert "[default: 86400 (local, container, daytona); 14400 (modal)]" in limits["--lifetime"]
 
 
-def test_other_settings_that_several_providers_share_have_the_same_first_sentence() -> None:
-    sentences: dict[str, set[str]] = {}
-    for entry in PROVIDERS.values():
-        for name, field in entry.load_settings().list_run_settings().items():
-            sentences.setdefault(name, set()).add((field.description or "").partition(". ")[0].removesuffix("."))
-    assert [name for name, texts in sentences.items() if len(texts) > 1] == ["memory_mib", "disk_mib"]
-
-
 def test_help_lists_the_commands_in_the_order_of_use_in_one_line_each() -> None:
     commands = {name: text for name, text in read_help()["Commands"].items() if not name.startswith("-")}
     assert list(commands) == COMMANDS

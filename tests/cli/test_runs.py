@@ -71,14 +71,7 @@ def test_runs_are_listed_the_latest_first_with_counts_and_the_best(root: Path, r
     assert [line.split("  ")[0] for line in done.stdout.splitlines()] == ["name", "new-newt", "late-lynx", "old-owl"]
     newest, killed, oldest = done.stdout.splitlines()[1:]
     assert newest.split()[1:] == [
-        "rlm-sweep",
-        "2027-01-15",
-        "08:00",
-        "2",
-        "of",
-        "3,",
-        "1",
-        "failed",
+        *["rlm-sweep", "2027-01-15", "08:00", "2", "of", "3,", "1", "failed"],
         f"{tmp_path}/mine",
     ]
     assert " killed, of 7 " in killed
@@ -138,12 +131,6 @@ def test_the_report_says_why_executions_have_no_result(root: Path, run: Run, sta
         ledger.unregister_writer()
 
 
-def test_a_list_of_no_runs_is_empty(run: Run, refused: Callable[..., str]) -> None:
-    assert run("runs").returncode == 0
-    assert run("runs", "--json").stdout == ""
-    assert "there is no run in" in refused("report")
-
-
 def test_a_run_is_named_by_a_beginning_and_the_last_one_by_nothing(
     root: Path, run: Run, refused: Callable[..., str], tmp_path: Path
 ) -> None:
@@ -201,27 +188,6 @@ def test_two_runs_are_joined_by_their_variables(root: Path, run: Run) -> None:
     assert lines[1]["a"] == {"index": 1, "status": "failed", "error": "CodeError: no"}
     assert lines[3]["a"] == {"index": 3, "status": "unfinished", "error": "SandboxLost: gone"}
     assert lines[4]["a"] is None
-
-
-def test_a_run_with_repeats_is_compared_by_its_groups(root: Path, run: Run) -> None:
-    outcomes: list[Outcome] = [
-        Result({"loss": float(group + repeat)}, Meta(2 * group + repeat, {"x": group}, group=group, repeat=repeat))
-        for group in range(2)
-        for repeat in range(2)
-    ]
-    make_run(root / "a", "first", outcomes, repeats=2, groups=2)
-    make_run(root / "b", "second", [make_trial(0, {"x": 1}, loss=4.0)])
-    (pair, only) = (
-        json.loads(line) for line in reversed(run("report", "first", "second", "--json").stdout.splitlines())
-    )
-    assert pair["fields"] == {"loss": {"a": 1.5, "b": 4.0, "difference": 2.5}}
-    assert (only["variables"], only["b"]) == ({"x": 0}, None)
-
-
-@pytest.mark.parametrize("words", [("a", "a", "a"), ("a", "a", "--csv", "x.csv"), ("a", "a", "--execution", "0")])
-def test_a_comparison_takes_two_runs_and_no_exports(root: Path, refused: Callable[..., str], words: tuple[str]) -> None:
-    make_run(root / "a", "first", [])
-    assert "report compares two runs, and then takes only --json" in refused("report", *words)
 
 
 def test_old_runs_are_deleted_and_others_stay(root: Path, run: Run, tmp_path: Path) -> None:

@@ -164,41 +164,6 @@ def test_servers_share_runs_workers_and_history(servers: Servers, worker: Path) 
     assert "ERROR" not in servers.log("services")
 
 
-def test_the_services_process_schedules(servers: Servers) -> None:
-    scheduled = {"flow_runs": {"state": {"type": {"any_": ["SCHEDULED"]}}}, "flows": {"name": {"any_": ["rlm-reap"]}}}
-    wait(lambda: len(post(servers.urls[1], "/flow_runs/filter", **scheduled).json()) > 1, "runs to come")
-
-
-def test_a_lease_holds_on_both_servers_survives_redis_and_expires(
-    servers: Servers,
-) -> None:
-    first, second = servers.urls
-    base = "/v2/concurrency_limits"
-
-    def take(url: str, name: str, seconds: int) -> httpx.Response:
-        wanted = {"slots": 1, "names": [name], "mode": "concurrency", "lease_duration": seconds}
-        return post(url, f"{base}/increment-with-lease", **wanted)
-
-    def renew(url: str, lease: str) -> int:
-        return post(url, f"{base}/leases/{lease}/renew", lease_duration=3600).status_code
-
-    for name in ("held", "forgotten"):
-        assert post(first, f"{base}/", name=name, limit=1).status_code == 201
-    lease = take(first, "held", 3600).json()["lease_id"]
-    assert take(second, "held", 3600).status_code == 423
-    assert renew(second, lease) == 204
-    assert post(second, f"{base}/decrement-with-lease", lease_id=lease).status_code == 204
-    assert renew(first, lease) == 410
-    lease = take(second, "held", 3600).json()["lease_id"]
-    servers.redis.end()
-    servers.redis.start()
-    wait(lambda: renew(first, lease) == 204, "Redis")
-    assert take(first, "held", 3600).status_code == 423
-    # The services release a slot whose lease of a minute was not renewed.
-    assert take(second, "forgotten", 60).status_code == 200
-    wait(lambda: take(second, "forgotten", 60).status_code == 200, "the slot")
-
-
 @pytest.mark.requires("haproxy")
 def test_killing_a_server_loses_neither_run_nor_history(servers: Servers, worker: Path) -> None:
     assert servers.url is not None

@@ -19,7 +19,7 @@ from pathlib import Path
 from rlm_batch.blocks.container.settings import DEFAULT_IMAGE
 
 PLACE = Path("/var/tmp") / f"tests-of-rlm-batch-{os.getuid()}"
-PROGRAMS = (
+PROGRAMS = [
     "sh",
     "sleep",
     "cat",
@@ -36,7 +36,7 @@ PROGRAMS = (
     "tr",
     "seq",
     "sort",
-)
+]
 LEFT_OUT = ("site-packages", "test", "idlelib", "tkinter", "turtledemo", "lib2to3")
 STORAGE = """
 [storage]
