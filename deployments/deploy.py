@@ -49,23 +49,23 @@ async def deploy(work_pool: str = WORK_POOL) -> dict[str, str]:
         The work pools of our deployments, by their names as FLOW/NAME.
 
     Raises:
-        ConfigurationError: No server is configured, the server does not answer or refuses a request, or one of the
-            names belongs to a deployment of another's flow; nothing has changed.
+        ConfigurationError: No server is configured, or the server does not answer or refuses a request.
     """
     from prefect.workers.process import ProcessWorker
 
     template = ProcessWorker.get_default_base_job_template()
-    entries = [(_load_flow(entry["entrypoint"]), entry) for entry in load_entries()]
     pools: dict[str, str] = {}
     async with _open_client() as client:
-        existing = [await _read_deployment(client, f"{flow.name}/{entry['name']}") for flow, entry in entries]
         for name in block_types.__all__:
             await getattr(block_types, name).aregister_type_and_schema(client=client)
         with suppress(ObjectAlreadyExists):
             pool = WorkPoolCreate(name=work_pool, type=ProcessWorker.type, base_job_template=template)
             await client.create_work_pool(pool)
-        for deployment, (flow, entry) in zip(existing, entries, strict=True):
-            pools[f"{flow.name}/{entry['name']}"] = (deployment and deployment.work_pool_name) or work_pool
+        for entry in load_entries():
+            flow = _load_flow(entry["entrypoint"])
+            name = f"{flow.name}/{entry['name']}"
+            deployment = await _read_deployment(client, name)
+            pools[name] = (deployment and deployment.work_pool_name) or work_pool
             if deployment is None:
                 await _apply(flow, entry, work_pool)
             else:
@@ -95,17 +95,10 @@ def _load_flow(entrypoint: str) -> Flow[..., Any]:
 
 
 async def _read_deployment(client: PrefectClient, name: str) -> DeploymentResponse | None:
-    """Return a deployment of one of our flows, or None. Raises ConfigurationError if it runs another flow."""
     try:
-        deployment = await client.read_deployment_by_name(name)
+        return await client.read_deployment_by_name(name)
     except ObjectNotFound:
         return None
-    if not (deployment.entrypoint or "").startswith("rlm_batch.flows."):
-        raise ConfigurationError(
-            f"{name} on this Prefect server is a deployment that rlm-batch did not make (it runs "
-            f"{deployment.entrypoint}): make it again under another name, or delete it"
-        )
-    return deployment
 
 
 async def _apply(flow: Any, entry: dict[str, Any], work_pool: str) -> None:
@@ -148,8 +141,7 @@ async def deploy_own(
         The work pool of its runs.
 
     Raises:
-        ConfigurationError: The deployment of that name runs another flow or is in another work pool, the parameters
-            are too long, or the server refuses a request.
+        ConfigurationError: The parameters are too long, or the server refuses a request.
     """
     size = len(json.dumps(parameters, separators=(",", ":")))
     if size > MAX_PARAMETERS_BYTES:
@@ -166,14 +158,7 @@ async def deploy_own(
             entry["concurrency_limit"] = FOUR_AT_ONCE
     async with _open_client() as client:
         existing = await _read_deployment(client, f"{flow.name}/{name}")
-        current = existing and existing.work_pool_name
-        if current is not None and work_pool not in (None, current):
-            # Prefect moves a deployment, and answers with an internal error if the other pool is missing.
-            raise ConfigurationError(
-                f"{flow.name}/{name} is in the work pool {current}, and deploy moves no deployment: leave out "
-                "--work-pool, or delete the deployment first"
-            )
-        work_pool = work_pool or current or WORK_POOL
+        work_pool = work_pool or (existing and existing.work_pool_name) or WORK_POOL
         await _apply(flow, entry, work_pool)
         return work_pool
 

@@ -5,7 +5,6 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 import pytest
 from prefect.client.orchestration import get_client
@@ -101,11 +100,6 @@ def test_a_deployment_has_its_code_and_schedule_and_can_be_updated(
     assert made.enforce_parameter_schema
     assert made.concurrency_options.collision_strategy == "CANCEL_NEW"
 
-    status, out, err = command(*SWEEP, "--name", "nightly-lr", "--work-pool", "of-others")
-    assert (status, out) == (2, "")
-    assert f"rlm-sweep/nightly-lr is in the work pool {POOL}, and deploy moves no deployment" in err
-    assert read("rlm-sweep/nightly-lr").work_pool_name == POOL
-
     Path("train.py").write_text("SUBMIT(loss=lr)\n")
     status, out, err = command(
         *SWEEP, "--name", "nightly-lr", "--cron", "0 3 * * *", "--timezone", "Europe/Berlin", "--retries", "0"
@@ -150,54 +144,6 @@ def test_every_flow_can_be_deployed_with_its_code(command: Callable[..., Answer]
             "ENQUEUE" if flow != "reap" else None,
         )
     assert read("rlm-batch/of-a-test").parameters["provider_options"] == {"memory_mib": "512"}
-
-
-async def make_a_strangers_deployment(name: str, entrypoint: str, **fields: Any) -> UUID:
-    """Create a deployment of another person's, and return its id."""
-    flow, _, deployment = name.partition("/")
-    async with get_client() as client:
-        return await client.create_deployment(
-            await client.create_flow_from_name(flow), deployment, entrypoint=entrypoint, **fields
-        )
-
-
-def test_a_strangers_deployment_is_not_replaced(command: Callable[..., Answer], delete: list[str]) -> None:
-    fields: dict[str, Any] = {"version": "1.0.0", "tags": ["rlm-batch"], "parameters": {"a": 1}}
-    asyncio.run(make_a_strangers_deployment("rlm-sweep/theirs", "flows.py:sweep", **fields))
-    delete.append("rlm-sweep/theirs")
-    before = read("rlm-sweep/theirs")
-    status, out, err = command(*SWEEP, "--name", "theirs")
-    assert (status, out) == (2, "")
-    assert "rlm-sweep/theirs on this Prefect server is a deployment that rlm-batch did not make" in err
-    assert "(it runs flows.py:sweep): make it again under another name, or delete it" in err
-    assert read("rlm-sweep/theirs") == before
-    assert command(*SWEEP, "--name", "ours")[0] == 0
-    delete.append("rlm-sweep/ours")
-
-
-def test_deploy_changes_nothing_if_a_strangers_deployment_is_in_its_way(command: Callable[..., Answer]) -> None:
-    async def replace_ours() -> None:
-        async with get_client() as client:
-            for name in ("rlm-batch/local", "rlm-sequence/local"):
-                await client.delete_deployment((await client.read_deployment_by_name(name)).id)
-        await make_a_strangers_deployment("rlm-sequence/local", "flows.py:steps")
-
-    asyncio.run(replace_ours())
-    before = read("rlm-sequence/local")
-    status, out, err = command()
-    assert (status, out) == (2, "")
-    assert "rlm-sequence/local on this Prefect server" in err
-    assert "make it again under another name, or delete it" in err
-    assert (read("rlm-sequence/local"), read("rlm-batch/local")) == (before, None)
-
-    async def follow_the_advice() -> None:
-        async with get_client() as client:
-            await client.delete_deployment(before.id)
-
-    asyncio.run(follow_the_advice())
-    assert command()[0] == 0
-    assert read("rlm-sequence/local").entrypoint == "rlm_batch.flows.sequence.sequence"
-    assert read("rlm-batch/local") is not None
 
 
 def test_wrong_usage_is_one_sentence_and_creates_nothing(command: Callable[..., Answer]) -> None:
