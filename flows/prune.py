@@ -4,9 +4,8 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 from uuid import UUID
 
 from prefect import get_run_logger
@@ -93,16 +92,10 @@ async def _list_unused_files(client: PrefectClient, before: float) -> list[Path]
     if not old:
         return []
     named: set[str] = set()
-    async for parameters in _list_parameters(client):
-        named |= {match.group() for match in re.finditer(SPILLED_FILE.pattern, json.dumps(parameters))}
-    return [file for file in old if file.name not in named]
-
-
-async def _list_parameters(client: PrefectClient) -> AsyncIterator[dict[str, Any]]:
-    """Yield the parameters of all flow runs and deployments. Flows of other names may have called ours."""
-    for read in (client.read_flow_runs, client.read_deployments):
+    for read in (client.read_flow_runs, client.read_deployments):  # Flows of other names may have called ours.
         offset = 0
         while page := await read(limit=PAGE_SIZE, offset=offset):
-            for item in page:
-                yield item.parameters
+            text = json.dumps([item.parameters for item in page])
+            named |= {match.group() for match in re.finditer(SPILLED_FILE.pattern, text)}
             offset += len(page)
+    return [file for file in old if file.name not in named]

@@ -23,8 +23,7 @@ class _QueryCall:
     """A query and its work, in one parameter that Prefect does not inspect."""
 
     def __init__(self, query: Query, work: Callable[[], Awaitable[str]]) -> None:
-        self.query = query
-        self.work = work
+        self.query, self.work = query, work
         self.error: RlmBatchError | None = None
 
     def __str__(self) -> str:

@@ -3,8 +3,8 @@
 import asyncio
 import itertools
 import math
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -49,7 +49,7 @@ class LaneExecutor:
         try:
             async with (
                 asyncio.timeout_at(self.run.deadline.at),
-                self._open_turn_calls(),
+                nullcontext() if self.run.turn_calls is None else self.run.turn_calls.open(),
                 asyncio.TaskGroup() as group,
             ):
                 for _ in range(min(options.max_workers, math.ceil(self.run.plan.total / per_task))):
@@ -116,18 +116,6 @@ class LaneExecutor:
             self.run.slots.dismiss_waiters()
         finally:
             await lane.release()
-
-    @asynccontextmanager
-    async def _open_turn_calls(self) -> AsyncIterator[None]:
-        """Call `on_turn` within the block. What it raises ends the block."""
-        calls = self.run.turn_calls
-        if calls is None:
-            yield
-            return
-        async with asyncio.TaskGroup() as group:
-            group.create_task(calls.run())
-            yield
-            calls.end()
 
     def _save_queries(self) -> None:
         """Write the queries of interrupted executions to the ledger."""

@@ -2,6 +2,8 @@
 
 import asyncio
 import inspect
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 
 from ...sandbox.queries.events import RlmEvent
@@ -24,12 +26,15 @@ class TurnCalls:
         """Call the function with this turn soon."""
         self._turns.put_nowait(turn)
 
-    def end(self) -> None:
-        """Let `run` return after the last call."""
-        self._turns.put_nowait(None)
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        """Call the function with each turn that is added in the block. What it raises ends the block."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._run())
+            yield
+            self._turns.put_nowait(None)
 
-    async def run(self) -> None:
-        """Call the function with each turn, until `end`. Raises what the function raises."""
+    async def _run(self) -> None:
         try:
             while (turn := await self._turns.get()) is not None:
                 if inspect.iscoroutinefunction(self._on_turn):
