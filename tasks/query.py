@@ -100,25 +100,19 @@ class QueryTracker:
         arrive together, and the next questions follow them. So one task run after another starts or ends, and each
         waits until no question was asked and no answer has arrived for a moment.
         """
-        has_turn = True
 
         async def wait_for_answer() -> str:
-            nonlocal has_turn
             self._turn.release()
-            has_turn = False
-            await asyncio.wait([answer])
-            await self._turn.acquire()
-            has_turn = True
+            try:
+                await asyncio.wait([answer])
+            finally:
+                await self._turn.acquire()
             await self._wait_until_quiet()
             return answer.result()
 
-        await self._turn.acquire()
-        try:
+        async with self._turn:
             await self._wait_until_quiet()
             await _make_task_run(_QueryCall(query, wait_for_answer))
-        finally:
-            if has_turn:
-                self._turn.release()
 
     async def _wait_until_quiet(self) -> None:
         """Wait until there was no question or answer for `QUIET_SECONDS`, but at most `MAX_DELAY_SECONDS`."""

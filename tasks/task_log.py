@@ -8,12 +8,10 @@ ledger, have lines that the log omits.
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from prefect.exceptions import MissingContextError
 from prefect.logging import get_run_logger
 
 from ..sandbox.outcomes.text_escape import escape_text
@@ -33,13 +31,12 @@ class LineBudget:
 
 
 class OutputLog:
-    """A log of the output of one attempt at an execution. `write` is the attempt's `on_output`."""
+    """A log of the output of one attempt, by default in a child of the run's logger, with a level of its own."""
 
     def __init__(self, budget: LineBudget, prefix: str = "", logger: Logger | None = None) -> None:
-        """Create the log. `logger` is by default the logger for the output of the current run."""
         self._budget = budget
         self._prefix = prefix
-        self._logger = logger or _get_output_logger()
+        self._logger = logger or get_run_logger().getChild("output")
         self._remaining_lines = MAX_LINES
         self._omitted_count = 0
         self._lines = defaultdict[str, RedrawnLines](partial(RedrawnLines, MAX_LINE_CHARACTERS + 1))  # keys: streams
@@ -54,16 +51,12 @@ class OutputLog:
         for stream, lines in self._lines.items():
             for line in lines.finish():
                 self._log_line(stream, line)
-        if self._omitted_count and self._logger is not None:
-            self._logger.log(
-                logging.INFO,
-                "%s%d more lines are left out of this log; the result's meta has the first and the last",
-                self._prefix,
-                self._omitted_count,
-            )
+        if self._omitted_count:
+            text = "%s%d more lines are left out of this log; the result's meta has the first and the last"
+            self._logger.info(text, self._prefix, self._omitted_count)
 
     def _log_line(self, stream: str, line: str) -> None:
-        if self._logger is None or not line.strip() or not self._logger.isEnabledFor(LEVELS[stream]):
+        if not line.strip() or not self._logger.isEnabledFor(LEVELS[stream]):
             return
         if self._remaining_lines <= 0 or self._budget.remaining_lines <= 0:
             self._omitted_count += 1
@@ -71,19 +64,5 @@ class OutputLog:
         self._remaining_lines -= 1
         self._budget.remaining_lines -= 1
         line = escape_text(line, keep="\t")
-        self._logger.log(
-            LEVELS[stream],
-            "%s%s",
-            self._prefix,
-            line if len(line) <= MAX_LINE_CHARACTERS else line[:MAX_LINE_CHARACTERS] + "...",
-        )
-
-
-def _get_output_logger() -> logging.LoggerAdapter[Any] | None:
-    """Return a child of the task run's logger, whose level can be set separately; None outside a run."""
-    try:
-        logger: Any = get_run_logger()
-    except MissingContextError:
-        return None
-    child: Callable[[str], logging.LoggerAdapter[Any]] = logger.getChild
-    return child("output")
+        more = "..." if len(line) > MAX_LINE_CHARACTERS else ""
+        self._logger.log(LEVELS[stream], "%s%s%s", self._prefix, line[:MAX_LINE_CHARACTERS], more)

@@ -199,34 +199,6 @@ def test_a_writer_restores_its_deleted_ledger(ledger):
     assert set(ledger.load_latest_lines()) == {"after all"}
 
 
-def test_a_writer_killed_within_a_line_harms_no_other_line(tmp_path):
-    """Kill two writers of one ledger at any moment: every line that is read is whole and from one writer."""
-    program = (
-        "import sys\nfrom rlm_batch import Result\nfrom rlm_batch.sandbox.meta import Meta\n"
-        "from rlm_batch.tasks.ledger.ledger import Ledger\nledger = Ledger(sys.argv[1])\nledger.create()\n"
-        "for number in range(10**9):\n"
-        "    ledger.write_outcome(sys.argv[2] + str(number), "
-        "Result({'value': sys.argv[2] * 300_000}, Meta(index=number)))\n"
-        "    print(number, flush=True)\n"
-    )
-    printed = {}
-    for name in "ab":
-        command = [sys.executable, "-c", program, str(tmp_path / "run"), name]
-        writer = subprocess.Popen(command, stdout=subprocess.PIPE)
-        assert writer.stdout is not None
-        printed[name] = [writer.stdout.readline() for _ in range(3)]
-        writer.kill()
-        printed[name] += writer.stdout.readlines()
-        writer.wait()
-        writer.stdout.close()
-    lines_by_writer = {
-        name: [line for line in Ledger(tmp_path / "run").read_lines() if line.key[0] == name] for name in "ab"
-    }
-    for name, lines in lines_by_writer.items():
-        assert len(lines) in (len(printed[name]), len(printed[name]) + 1)
-        assert {read_value(line) for line in lines} == {name * 300_000}
-
-
 def test_the_index_finds_only_successes_of_all_runs_below_its_root(tmp_path):
     for run in ("one", "two"):
         ledger = Ledger(tmp_path / run)
