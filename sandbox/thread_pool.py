@@ -37,30 +37,14 @@ class ThreadPool:
         self._is_closed = False
 
     def submit(self, function: Callable[[], None]) -> None:
-        """Run the function soon, in a thread. It must not raise.
-
-        Raises:
-            SandboxStartError: No thread could be started, and no existing thread can run the function later.
-        """
+        """Run the function soon, in a thread. It must not raise. Raises SandboxStartError if a thread cannot start."""
         with self._lock:
-            self._free_threads -= 1
-            needs_thread = self._free_threads < 0 and self._threads < MAX_THREADS
-            if needs_thread:
+            if self._free_threads <= 0 and self._threads < MAX_THREADS:
+                start_thread(self._run_functions, "rlm-batch-tool")
                 self._threads += 1
                 self._free_threads += 1
+            self._free_threads -= 1
         self._queue.put(function)
-        if needs_thread:
-            try:
-                start_thread(self._run_functions, "rlm-batch-tool")
-            except SandboxStartError:
-                with self._lock:
-                    self._threads -= 1
-                    self._free_threads -= 1
-                    if self._threads:
-                        return
-                    self._free_threads += 1
-                    self._queue.get()
-                raise
 
     async def run_in_thread(self, function: Callable[[], T]) -> T:
         """Run the function with the caller's context variables. Return its result or raise its error.

@@ -6,9 +6,8 @@ import hashlib
 import keyword
 import math
 import os
-import re
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -63,14 +62,11 @@ def encode_variable(value: Any) -> EncodedVariable:
     return EncodedVariable(body[len(b'{"value":') : -1], pointers)
 
 
-def check_variable_name(name: object, where: str = "") -> None:
+def check_variable_name(name: object, where: str = "", taken: Collection[str] = PROVIDED_NAMES) -> None:
     """Raise ConfigurationError for an invalid variable name. The message begins with `where`, the name's origin."""
     if type(name) is not str or not name.isidentifier() or keyword.iskeyword(name):
-        better = re.sub(r"[ .()/%-]+", "_", name).strip("_") if isinstance(name, str) else ""
-        better = f"_{better}" if better[:1].isdigit() else f"{better}_" if keyword.iskeyword(better) else better
-        advice = f"rename it, as to {better}" if better.isidentifier() else "rename it"
-        raise ConfigurationError(f"{where}the variable {name!r} has a name that Python code cannot use: {advice}")
-    if name in PROVIDED_NAMES or (name.startswith("__") and name.endswith("__")):
+        raise ConfigurationError(f"{where}the variable {name!r} has a name that Python code cannot use: rename it")
+    if name in taken or (name.startswith("__") and name.endswith("__")):
         raise ConfigurationError(
             f"{where}the variable {name!r} has the name of a function or constant that code already has: rename it"
         )
@@ -152,12 +148,9 @@ class ExecutionRequest:
         if type(code) is not str:
             raise ConfigurationError(f"code is {add_article(type(code).__name__)}: pass the text of a Python program")
         self.code = read_program(code)
+        taken = {*PROVIDED_NAMES, *self.tools, *(QUERY_ERROR_NAMES if self.queries is not None else ())}
         for name in names:
-            check_variable_name(name)
-            if name in self.tools or (self.queries is not None and name in QUERY_ERROR_NAMES):
-                raise ConfigurationError(
-                    f"the variable {name!r} has the name of a function or constant that code already has: rename it"
-                )
+            check_variable_name(name, taken=taken)
         if preparation is not None:
             self.seed = preparation.derive_seed(*(self.index if isinstance(self.index, tuple) else (self.index or 0,)))
 
