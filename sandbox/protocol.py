@@ -18,8 +18,7 @@ from .intake.reports import Reports
 from .meta import NOTHING_ASKED, Meta, QuerySummary
 from .model_reply import read_program
 from .outcomes.decoding import decode_end, decode_shown
-from .outcomes.ending import read_json
-from .outcomes.preparation import check_preparation
+from .outcomes.ending import Ending, read_json
 from .requests.execution_request import ExecutionRequest
 from .result import Result
 from .wire.collection import COLLECT_TIMEOUT_SECONDS
@@ -350,7 +349,8 @@ class DriverProtocol:
             reason = self.closed_reason
             raise SandboxStartError(f"sandbox {self.sandbox.id} was lost before prepare ended ({reason})")
         header, body = self._note_limit(pending.end)
-        check_preparation(header, body, pending.build_meta(), pending.request.timeout)
+        if header["status"] != "finished":
+            raise Ending.read(header, body, pending.build_meta(), pending.request.timeout, "prepare").build_error()
 
     def _note_limit(self, end: Frame) -> Frame:
         """Return the end frame with facts about the sandbox, the exceeded limit and the option for more memory."""
@@ -362,7 +362,6 @@ class DriverProtocol:
             **header,
             "limits": sandbox.limits,
             "has_network": sandbox.has_network,
-            "shares_cores": sandbox.provider in ("local", "container"),
             "memory_option": sandbox.memory_option,
         }
         if header["status"] == "crashed":

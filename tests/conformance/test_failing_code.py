@@ -25,18 +25,14 @@ FAILING: dict[str, tuple[str, type[RlmBatchError], str]] = {
     "installs in a notebook": (
         "x = 1\n!pip install -q numpy>=2 'scikit-learn' -r more.txt",
         CodeSyntaxError,
-        r"\(line 2\).*\n`!pip .*` is a command of notebooks.* and add packages=\['numpy>=2', 'scikit-learn']",
+        r"\(line 2\).*\n`!pip .*` is a command of notebooks.*; packages are set in the provider's `packages`",
     ),
-    "sets up a notebook": (
-        "%matplotlib inline",
-        CodeSyntaxError,
-        "`%matplotlib inline` is a command of .*: remove it$",
-    ),
-    "runs a program in a notebook": ("files = !ls", CodeSyntaxError, "`!ls` is .*: run the program with subprocess"),
+    "sets up a notebook": ("%matplotlib inline", CodeSyntaxError, "`%matplotlib inline` is a command of .*: remove it"),
+    "runs a program in a notebook": ("files = !ls", CodeSyntaxError, "`!ls` is .*subprocess.run runs programs$"),
     "installs": (
         "import subprocess, sys\nsubprocess.check_call([sys.executable, '-m', 'pip', 'install', '--no-index', 'n0'])",
         CodeError,
-        r"\nThe code cannot install packages: add packages=\['n0'\]$",
+        r"\nThe code cannot install packages: add them to the provider's `packages`$",
     ),
     "asks for a terabyte": ("x = bytearray(10**12)", CodeCrashed, "out of memory|want of memory"),
     "submits an object": ("SUBMIT(x=object())", SubmitError, "x is an object, which is not JSON"),

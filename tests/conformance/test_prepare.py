@@ -154,7 +154,7 @@ FAILING = {
     "exit": ("import sys\nsys.exit('no licence')", "called exit(no licence) (line 2)"),
     "os._exit": ("import os; os._exit(0)", "exited with status 0 before prepare ended: check for os._exit"),
     "a crash": ("import ctypes; ctypes.string_at(0)", "was killed by SIGSEGV"),
-    "a timeout": ("import time\ntime.sleep(1000)", "still running (line 2) after its `prepare_timeout` of 6 s"),
+    "a timeout": ("import time\ntime.sleep(1000)", "still running (line 2) after its timeout of 6 s"),
     "threads": (
         (
             "from threading import Thread; from time import sleep\n"

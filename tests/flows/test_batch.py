@@ -70,7 +70,7 @@ async def test_endless_code_ends_at_its_timeout_or_the_runs_deadline():
     assert "timeout of 1 s" in str(late.error)
     busy = ["while True: pass"] * 3 * (os.cpu_count() or 1)
     for failure in await batch(busy, max_workers=99, timeout=2, on_failure="return"):
-        assert "cores, lower `max_workers`); give it more with `timeout`" in str(failure.error)
+        assert " s of CPU time; give it more with `timeout`" in str(failure.error)
     # The second execution has not started at the deadline.
     for failure in await batch([forever] * 2, max_workers=1, deadline=1, on_failure="return"):
         assert isinstance(failure.error, DeadlineExceeded)
@@ -154,7 +154,7 @@ async def test_an_unknown_parameter_is_refused_with_the_flows_name():
 
 
 async def test_an_invalid_variable_name_is_refused_before_the_run(tmp_path):
-    with pytest.raises(ConfigurationError, match="rename it, as to not_a_name"):
+    with pytest.raises(ConfigurationError, match="rename it"):
         await batch("SUBMIT(x=1)", [{"x": 1}, {"not a name": 1}], results_path=str(tmp_path), on_failure="return")
     assert not list(tmp_path.glob("part-*"))
 

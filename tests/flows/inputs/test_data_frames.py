@@ -146,7 +146,7 @@ WRONG_TABLES = [
     ("pandas.DataFrame({'x': pandas.to_datetime([1])})", "'x' of inputs has times with nanoseconds"),
     ("pandas.DataFrame({'x': [b'raw']})", "column 'x' of inputs has the type bytes, .*: cast it to a number or text"),
     ("pandas.DataFrame({'x': pandas.to_timedelta(['1s'])})", "column 'x' of inputs has the type Timedelta"),
-    ("pandas.DataFrame({'learning rate': [1]})", "rename it, as to learning_rate"),
+    ("pandas.DataFrame({'learning rate': [1]})", "rename it"),
     ("pandas.DataFrame({'x': []})", "inputs has no rows"),
 ]
 
