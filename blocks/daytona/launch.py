@@ -2,7 +2,6 @@
 
 import base64
 import shlex
-from functools import cache
 
 import daytona
 
@@ -56,27 +55,32 @@ async def start_driver(
     missing, start again in a new session, because in the old session the new command would wait for the end of the
     first command. Raise SandboxStartError or StartLostError.
     """
-    command = _make_command(remote.id, driver, directory, first)
+    data = base64.b64encode(driver.data).decode() + "\n"
+    command = COMMAND.format(
+        folder=name_folder(remote.id),
+        data=shlex.quote(data) + shlex.quote(first.decode("utf-8")),  # The shell joins adjacent words.
+        enter=f"cd {shlex.quote(directory)} && " if directory else "",
+        python=PYTHON,
+        boot=shlex.quote(BOOT.format(loader=driver.loader)),
+        status=LOST_RACE_STATUS,
+    )
     request = daytona.SessionExecuteRequest(command=command, run_async=True, suppress_input_echo=True)
     process, session = remote.process, ""
 
     async def start() -> tuple[str, str]:
         nonlocal session
-        try:
-            session = session or await open_session(remote, seconds)
-        except daytona.DaytonaError as error:  # `open_session` has already retried.
-            raise make_start_error(error) from error
+        session = session or await open_session(remote, seconds)
         try:
             answer = await process.execute_session_command(session, request, int(CALL_SECONDS))
+            return session, answer.cmd_id
         except daytona.DaytonaError as error:
             if get_status(error) in range(400, 500):
                 raise
-            found = await find_started(error)
-            if found is None:
+            started = await find_started(error)
+            if started is None:
                 session = ""
                 raise
-            return session, found
-        return session, answer.cmd_id
+            return session, started
 
     async def find_started(loss: daytona.DaytonaError) -> str | None:
         try:
@@ -88,27 +92,7 @@ async def start_driver(
             ) from error
         return there.commands[0].id if there.commands else None
 
-    def make_start_error(error: Exception) -> SandboxStartError:
-        return SandboxStartError(f"the driver did not start in sandbox {remote.id}: {get_message(error)}")
-
     try:
-        return await retry_call(start, seconds=seconds, remote=remote)
+        return await retry_call(start, seconds=seconds, tries=1, remote=remote)
     except daytona.DaytonaError as error:
-        raise make_start_error(error) from error
-
-
-def _make_command(sandbox_id: str, driver: PackedDriver, directory: str, first: bytes) -> str:
-    return COMMAND.format(
-        folder=name_folder(sandbox_id),
-        data=_quote_driver(driver) + shlex.quote(first.decode("utf-8")),  # The shell joins adjacent words.
-        enter=f"cd {shlex.quote(directory)} && " if directory else "",
-        python=PYTHON,
-        boot=shlex.quote(BOOT.format(loader=driver.loader)),
-        status=LOST_RACE_STATUS,
-    )
-
-
-@cache
-def _quote_driver(driver: PackedDriver) -> str:
-    """Return the driver as a quoted shell word that ends with a line break."""
-    return shlex.quote(base64.b64encode(driver.data).decode() + "\n")
+        raise SandboxStartError(f"the driver did not start in sandbox {remote.id}: {get_message(error)}") from error

@@ -101,7 +101,9 @@ async def _make_unless_made(folder: Path, make: Callable[[Path], Awaitable[None]
 def _mark_used(folder: Path) -> bool:
     """Lock the folder for this process, and set its time of modification to now. Return False if it is missing."""
     if folder in _used_folders:
-        return folder.exists()
+        if folder.exists():
+            return True
+        os.close(_used_folders.pop(folder))
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -49,14 +49,10 @@ def map_error(error: Exception, failure: str) -> RlmBatchError:
     if isinstance(error, exceptions.ResourceExhaustedError):
         details = getattr(error, "_grpc_details", None) or ()
         waits = [entry.retry_after_secs for entry in details if hasattr(entry, "retry_after_secs")]
-        if not waits:
-            return QuotaExceeded(f"{failure}: {reason} Lower `max_workers`, or ask Modal for a higher limit")
         limit = os.environ.get("MODAL_MAX_THROTTLE_WAIT", THROTTLE_SECONDS)
-        return QuotaExceeded(
-            f"{failure}: {reason} Retried for {limit} s, and Modal asks for {waits[0]:g} s more: lower "
-            f"`max_workers`, or ask Modal for a higher limit",
-            retry_after=waits[0],
-        )
+        asked = f" Retried for {limit} s, and Modal asks for {waits[0]:g} s more." if waits else ""
+        advice = "Lower `max_workers`, or ask Modal for a higher limit"
+        return QuotaExceeded(f"{failure}: {reason}{asked} {advice}", retry_after=waits[0] if waits else None)
     if isinstance(error, (exceptions.AuthError, exceptions.PermissionDeniedError)):
         remedy = "run `modal token new`, or set MODAL_TOKEN_ID and MODAL_TOKEN_SECRET"
         if reason.startswith("Token missing"):

@@ -25,9 +25,6 @@ from .location import (
     parse_scheme,
 )
 
-PACKAGE_BY_SCHEME = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "sftp": "paramiko", "ssh": "paramiko"}
-PACKAGE_BY_SCHEME |= {"az": "adlfs", "abfs": "adlfs", "abfss": "adlfs", "smb": "smbprotocol"}
-
 
 def parse_location(text: str | os.PathLike[str] | Location) -> PathOrLocation:
     """Return the absolute path or the location that a text names.
@@ -109,9 +106,5 @@ def _open_location(text: str, url: str, settings: dict[str, Any]) -> PathOrLocat
     try:
         file_system, path = url_to_fs(url, **settings)
         return Location(text.rstrip("/"), file_system, path.rstrip("/"), secrets)
-    except ImportError as error:
-        package = PACKAGE_BY_SCHEME.get(scheme)
-        how = f"pip install '{package}'" if package else describe_error(error, secrets)
-        raise ConfigurationError(f"{text} needs a package: {how}") from None
     except Exception as error:  # noqa: BLE001 - some packages connect here, each with its own error types
         raise ConfigurationError(f"{text} cannot be used: {describe_error(error, secrets)}") from None

@@ -188,15 +188,13 @@ class Box:
             self.end(process)
         return process.returncode, out.decode("utf-8", "replace")
 
-    async def run_in_session(self, session: Session, rate: float) -> None:
+    async def run_in_session(self, session: Session) -> None:
         while True:
             command = await session.queue.get()
             process = await self.start(self.write_command(command), stdin=subprocess.PIPE, stderr=subprocess.PIPE)
             command.input = process.stdin
             try:
-                await asyncio.gather(
-                    command.read(process.stdout, STDOUT, rate), command.read(process.stderr, STDERR, rate)
-                )
+                await asyncio.gather(command.read(process.stdout, STDOUT), command.read(process.stderr, STDERR))
                 command.end(await process.wait())
             finally:
                 self.end(process)

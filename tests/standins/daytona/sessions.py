@@ -13,10 +13,9 @@ CHUNK = 64 * 1024  # bytes
 class Command:
     """A command of a session: a process and its complete log."""
 
-    def __init__(self, text: str, echo: bool) -> None:
+    def __init__(self, text: str) -> None:
         self.id = str(uuid.uuid4())
         self.text = text
-        self.echo = echo
         self.log = bytearray()
         self.exit_code: int | None = None
         self.gone = False  # its sandbox was removed
@@ -38,7 +37,7 @@ class Command:
             async with asyncio.timeout(seconds):
                 await self._changed.wait()
 
-    async def read(self, stream: asyncio.StreamReader, label: bytes, rate: float) -> None:
+    async def read(self, stream: asyncio.StreamReader, label: bytes) -> None:
         """Copy a stream into the log line by line, without NULs, like a shell that reads it."""
         rest: list[bytes] = []
         while data := await stream.read(CHUNK):
@@ -49,8 +48,6 @@ class Command:
                 rest = [tail] if tail else []
             else:
                 rest.append(tail)
-            if len(data) > 4096:
-                await asyncio.sleep(len(data) / rate)
         if rest:
             self.add(label + b"".join(rest) + b"\n")
 

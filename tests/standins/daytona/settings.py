@@ -30,7 +30,6 @@ class Settings:
     retry_after_s: float = 1.0  # seconds in the Retry-After header of a 429
     volume_ready_s: float = 0.3
     broken_volumes: list[str] = field(default_factory=list)  # volumes that end in an error
-    log_bytes_per_s: float = 2.5e6  # throughput of the real daemon's shell loop
     fault_rate: float = 0.0  # share of the calls that match `fault_where`
     # The other kinds are any HTTP status, "lost" and "repeat".
     faults: list[str] = field(default_factory=lambda: ["429", "502", "503", "drop", "delay"])

@@ -139,11 +139,11 @@ class ToolboxCalls:
             raise daemon(400, "this stand-in runs session commands with runAsync only")
         if re.match(r"\s*(exec|exit)\b", body["command"]):
             raise daemon(400, "exec and exit would end the session's shell")
-        command = Command(body["command"], not body.get("suppressInputEcho"))
+        command = Command(body["command"])
         session.commands[command.id] = command
         session.queue.put_nowait(command)
         if session.runner is None:
-            session.runner = asyncio.create_task(box.run_in_session(session, self.account.settings.log_bytes_per_s))
+            session.runner = asyncio.create_task(box.run_in_session(session))
         return JSONResponse({"cmdId": command.id}, 202)
 
     async def get_command(self, request: Any) -> Any:
@@ -168,8 +168,6 @@ class ToolboxCalls:
             await command.input.drain()
         except OSError as error:
             raise daemon(500, f"failed to write to input pipe: {error}") from error
-        if command.echo:
-            command.add(STDOUT + data.encode())
 
     async def follow(self, socket: Any) -> None:
         try:

@@ -28,12 +28,6 @@ def token(**claims: Any) -> str:
     return ".".join([*encoded, "c2ln"])
 
 
-def claims(text: str) -> dict[str, Any]:
-    """Return the claims of a token."""
-    part = text.split(".")[1]
-    return json.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))
-
-
 def unary(handler: Any, name: str = "") -> Any:
     """Wrap a handler of one request and one answer with counts, faults, tokens and idempotency."""
     name = name or handler.__name__

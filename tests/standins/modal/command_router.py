@@ -13,7 +13,7 @@ from grpclib.server import Stream
 from modal_proto import task_command_router_pb2 as router_pb2
 from modal_proto.task_command_router_grpc import TaskCommandRouterBase
 
-from .calls import claims, refuse_unmodelled_calls, unary
+from .calls import refuse_unmodelled_calls, unary
 from .sandboxes import PIECE, Box, Command
 from .standin import Standin
 
@@ -25,12 +25,9 @@ class CommandRouter(TaskCommandRouterBase):
     def __init__(self, standin: Standin) -> None:
         self.standin = standin
 
-    def authorize(self, metadata: Any, request: Any) -> None:
-        kind, _, text = str(metadata.get("authorization", "")).partition(" ")
-        if kind != "Bearer" or claims(text)["exp"] < time.time():
-            raise GRPCError(Status.UNAUTHENTICATED, "the token is missing or too old")
-        if claims(text)["task"] != request.task_id:
-            raise GRPCError(Status.PERMISSION_DENIED, "the token is another task's")
+    def authorize(self, metadata: Any, _request: Any) -> None:
+        if not metadata.get("authorization"):
+            raise GRPCError(Status.UNAUTHENTICATED, "the token is missing")
 
     def _command(self, request: Any) -> tuple[Box, Command]:
         box = self.standin.of_task(request.task_id)

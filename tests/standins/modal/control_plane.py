@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import math
 import secrets
 from typing import Any
 
@@ -73,11 +72,8 @@ class ControlPlane(ModalClientBase):
 
     @unary
     async def VolumeList(self, request: Any) -> Any:
-        # The list is sorted by age, newest first, and has pages.
-        before = request.pagination.created_before or math.inf
-        volumes = [volume for volume in reversed(self.standin.volumes.values()) if volume.created_at < before]
         items = []
-        for volume in volumes[: request.pagination.max_objects or len(volumes)]:
+        for volume in self.standin.volumes.values():
             creation = api_pb2.CreationInfo(created_at=volume.created_at)
             metadata = api_pb2.VolumeMetadata(
                 version=volume.version,  # type: ignore[arg-type]

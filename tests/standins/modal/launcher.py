@@ -88,7 +88,7 @@ class Launcher:
             mounts.append(("read", packages, packages))
         mounts.append(("bind", str(self.root / "commits"), str(self.root / "commits")))
         mounts += [("proc", "/proc"), ("dev", "/dev"), ("dir", "/tmp"), ("dir", "/root")]
-        mounts += [("read" if mount.read_only else "bind", str(mount.folder), mount.path) for mount in box.mounts]
+        mounts += [("bind", str(mount.folder), mount.path) for mount in box.mounts]
         return mounts
 
     @staticmethod

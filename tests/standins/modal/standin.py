@@ -172,7 +172,7 @@ class Standin:
         for number, mount in enumerate(request.definition.volume_mounts):
             volume = self.volumes[mount.volume_id]
             folder = box.folder / f"volume-{number}"
-            box.mounts.append(await asyncio.to_thread(Mount, volume, mount.mount_path, folder, mount.read_only))
+            box.mounts.append(await asyncio.to_thread(Mount, volume, mount.mount_path, folder))
         self.launcher.make_tools(box, self.options["python"])
         box.ready_at = time.monotonic() + self.options["boot_delay"]
         self.boxes[box.id] = self.tasks[box.task] = box

@@ -23,8 +23,8 @@ class Volume:
 class Mount:
     """A sandbox's private copy of a volume."""
 
-    def __init__(self, volume: Volume, path: str, folder: Path, read_only: bool) -> None:
-        self.volume, self.path, self.folder, self.read_only = volume, path, folder, read_only
+    def __init__(self, volume: Volume, path: str, folder: Path) -> None:
+        self.volume, self.path, self.folder = volume, path, folder
         with volume.lock:
             shutil.copytree(volume.folder, folder, symlinks=True)
         self._seen = self._state(folder)
@@ -52,12 +52,11 @@ class Mount:
         with self.volume.lock:
             now = self._state(self.folder)
             changed = sorted(name for name, state in now.items() if self._seen.get(name) != state)
-            if not self.read_only:
-                for name in changed:
-                    with contextlib.suppress(FileNotFoundError):  # the file was removed meanwhile
-                        self._put(self.folder / name, self.volume.folder, name)
-                for name in self._seen.keys() - now.keys():
-                    (self.volume.folder / name).unlink(missing_ok=True)
+            for name in changed:
+                with contextlib.suppress(FileNotFoundError):  # the file was removed meanwhile
+                    self._put(self.folder / name, self.volume.folder, name)
+            for name in self._seen.keys() - now.keys():
+                (self.volume.folder / name).unlink(missing_ok=True)
             self._seen = now
             return changed
 

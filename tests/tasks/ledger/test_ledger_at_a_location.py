@@ -142,7 +142,7 @@ def test_a_writer_waits_when_the_upload_buffer_is_full(
     ("location", "message"),
     [
         ("s3://no-such-bucket/job", "s3://no-such-bucket/job cannot be created: .*bucket does not exist.*results_path"),
-        ("gs://bucket/job", "needs a package: pip install 'gcsfs'"),
+        ("gs://bucket/job", "cannot be used: Please install gcsfs"),
         ("nosuch://bucket/job", "cannot be used: Protocol not known: nosuch"),
         ("simplecache::s3://bucket/job", "contains several locations: give one, such as"),
         ("s3://key:secret-of-the-url@bucket/job", "contains a password"),
