@@ -3,23 +3,18 @@
 import base64
 import re
 import xml.etree.ElementTree as ET
+from collections.abc import Iterable
 from dataclasses import replace
 from html.parser import HTMLParser
+from typing import Any
 
 from markdown_it import MarkdownIt
 
 from rlm_batch import CodeError, Failure, Result
+from rlm_batch.flows.reporting.charts import build_charts
 from rlm_batch.flows.reporting.document import make_excerpt, render_html, render_markdown
 from rlm_batch.flows.reporting.report import ReportContent, build_report
 from rlm_batch.flows.reporting.summary import RunSummary
-from rlm_batch.flows.reporting.svg import (
-    draw_curves,
-    draw_heat_map,
-    draw_importances,
-    draw_parallel_coordinates,
-    draw_pareto_front,
-    draw_series,
-)
 from rlm_batch.flows.search.importances import Importances
 from rlm_batch.sandbox.meta import Meta
 from rlm_batch.tasks.ledger.run_record import Objective, ReportSpec, RunRecord
@@ -121,15 +116,24 @@ def parse_svg(svg: str) -> tuple[ET.Element, str]:
     return root, " ".join(text for element in root.iter() if (text := element.text))
 
 
+def draw_trials(trials: Iterable[tuple[dict[str, Any], float]], name: str = "loss") -> list[tuple[str, str]]:
+    """Return the charts of a sweep with these variables and values of its objective, and one failed trial."""
+    summary = RunSummary(ReportSpec("trial", (Objective(name),)))
+    for index, (variables, value) in enumerate(trials):
+        summary.add(Result({name: value}, Meta(index=index, variables=variables)))
+    summary.add(Failure(CodeError("no"), Meta(index=summary.done)))
+    return build_charts(summary)
+
+
 def test_a_chart_is_valid_xml_for_any_names() -> None:
-    points = [(number, float(number)) for number in range(5)]
     for text in (*HOSTILE, "\x00\x1b\ud800\ufffe", "x" * 10_000):
-        root, _ = parse_svg(draw_series(points, title=text, across=text, up=text, failed=[7], best="minimize"))
-        cells = [(first, second, float(first)) for first in range(3) for second in (text, "b")]
-        other = draw_heat_map(cells, title=text, across=text, up=text, value=text, best="maximize")
-        assert other is not None
-        tags = {element.tag.rpartition("}")[2] for element in (*root.iter(), *parse_svg(other)[0].iter())}
-        assert tags == {"svg", "style", "rect", "path", "text", "circle"}
+        charts = draw_trials(
+            [({text: first, "b": second}, first) for first in range(3) for second in (text, "b")], text
+        )
+        assert len(charts) == 3
+        for _, svg in charts:
+            tags = {element.tag.rpartition("}")[2] for element in parse_svg(svg)[0].iter()}
+            assert tags <= {"svg", "style", "rect", "path", "text", "circle"}
 
 
 def test_a_chart_has_every_point_inside_its_frame() -> None:
@@ -137,7 +141,7 @@ def test_a_chart_has_every_point_inside_its_frame() -> None:
         *([1.0, 1.0], [0.0, 0.0], [-5.0, 5.0], [1e-9, 1e9], [1e150, -1e150], [3, 4], [123456789.0] * 3),
         *([5e-324, 1e-300], [0.0, 5e-324], [1e-320, 3e-320, -1e-320], [1e200, -1e200], [1e-300, 1e200]),
     ):
-        root, _ = parse_svg(draw_series(list(enumerate(values)), title="t", across="a", up="u", best="maximize"))
+        root, _ = parse_svg(draw_trials(({}, value) for value in values)[0][1])
         circles = [element for element in root.iter() if element.tag.endswith("circle")]
         assert len(circles) == len(values)
         assert all(0 < float(c.attrib["cx"]) < 760 and 0 < float(c.attrib["cy"]) < 400 for c in circles), values
@@ -161,43 +165,12 @@ def test_the_summary_counts_executions_without_submit() -> None:
     assert "3 of 3 executions succeeded; 2 did not call SUBMIT" in text
 
 
-def test_a_heat_map_has_a_labelled_cell_for_each_pair() -> None:
-    points = [(lr, size, lr * size) for lr in (0.1, 0.01) for size in (32, 64, 128)]
-    svg = draw_heat_map(points, title="loss", across="lr", up="size", value="loss", best="minimize")
-    assert svg is not None
-    _, text = parse_svg(svg)
-    assert {f"{value:.4g}" for _, _, value in points} <= set(text.split())
-
-
-def test_a_heat_map_groups_many_numbers_and_omits_many_texts() -> None:
-    many = [(number / 7, number * 3.0, float(number)) for number in range(500)]
-    assert draw_heat_map(many, title="t", across="a", up="b", value="v", best="minimize") is not None
-    names = [(f"name {number}", number, float(number)) for number in range(500)]
-    assert draw_heat_map(names, title="t", across="a", up="b", value="v", best="minimize") is None
-
-
-def test_every_chart_is_valid_xml_with_light_and_dark_colours() -> None:
-    charts = {
-        "curves": draw_curves(
-            [([(0, 1.0), (1, 0.5)], False, True), ([(0, 2.0)], True, False)], title="t", across="a", up="u"
-        ),
-        "importances": draw_importances({"lr": 0.75, "<opt>": 0.25}, title="t"),
-        "front": draw_pareto_front([(0, 1), (1, 0), (1, 1)], [(0, 1), (1, 0)], title="t", across="a", up="u"),
-        "parallel": draw_parallel_coordinates(
-            [({"x": 1.0, "opt": "a"}, (0.5,), True), ({"x": 3.0, "opt": None}, (0.7,), False)],
-            names=["x", "opt"],
-            objectives=[("loss", "minimize")],
-            title="t",
-        ),
-    }
-    for name, svg in charts.items():
-        assert svg is not None
-        root, _ = parse_svg(svg)
-        assert root.tag.endswith("svg"), name
-        assert "prefers-color-scheme:dark" in svg
-    assert charts["front"].count('r="5"') == 2
-    assert "0.75" in charts["importances"]
-    assert "&lt;opt&gt;" in charts["importances"]
+def test_a_heat_map_has_a_labelled_cell_for_each_pair_and_groups_many_numbers() -> None:
+    charts = dict(draw_trials(({"lr": lr, "size": size}, lr * size) for lr in (0.1, 0.01) for size in (32, 64, 128)))
+    _, text = parse_svg(charts["loss over lr and size"])
+    assert {f"{lr * size:.4g}" for lr in (0.1, 0.01) for size in (32, 64, 128)} <= set(text.split())
+    assert "loss over a and b" in dict(draw_trials(({"a": n / 7, "b": n * 3.0}, n) for n in range(500)))
+    assert "loss over a and b" not in dict(draw_trials(({"a": f"name {n}", "b": n}, n) for n in range(500)))
 
 
 def test_a_searchs_report_shows_curves_importances_and_variables() -> None:
@@ -218,6 +191,10 @@ def test_a_searchs_report_shows_curves_importances_and_variables() -> None:
         "importance of each variable for loss (fANOVA, 15 trials)",
         "every trial over its variables, the best in front",
     ]
+    for _, svg in report.charts:
+        assert parse_svg(svg)[0].tag.endswith("svg")
+        assert "prefers-color-scheme:dark" in svg
+    assert "0.90" in report.charts[3][1]
     assert [row[-1] for row in report.rows].count("pruned") == 5
     assert report.rows[1][0] == "0"
     assert "20 of 20 trials succeeded, 5 of them pruned" in report.figures[0][1]
@@ -231,7 +208,8 @@ def test_a_report_of_several_objectives_shows_the_pareto_front() -> None:
         )
     report = build_report(summary, [RunRecord("sweep", "/results", total=5)])
     assert "3 trials (1, 2, 3) by minimize loss, maximize accuracy" in str(report.figures)
-    assert any("Pareto front" in title for title, _ in report.charts)
+    (front,) = [svg for title, svg in report.charts if "Pareto front" in title]
+    assert front.count('r="5"') == 3
     assert [row[-1] for row in report.rows[1:]] == [
         "",
         "Pareto",
