@@ -163,7 +163,7 @@ class DSPyInterpreter:
         tool = self.tools[tool_name]
         bound_args, bound_kwargs = _bind(tool, args, kwargs)
         result = tool(*bound_args, **bound_kwargs)
-        return asyncio.run(_await(result)) if inspect.isawaitable(result) else result
+        return asyncio.run(result) if inspect.iscoroutine(result) else result
 
     def _wrap_tool(self, name: str, context: contextvars.Context) -> Callable[..., Any]:
         """Return a function that calls the tool in a copy of that context, for the sandbox's interpreter."""
@@ -186,15 +186,8 @@ def _find_invalid_names(names: Collection[Any], reserved: Collection[str] = ()) 
     ]
 
 
-async def _await(awaitable: Any) -> Any:
-    return await awaitable
-
-
 def _bind(tool: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return a call's arguments as the tool takes them. Raises TypeError for arguments that do not fit.
-
-    `dspy.RLM` wraps a tool in a function that takes keywords alone, and has the tool's parameters as its signature.
-    """
+    """Return the arguments of a call as `dspy.RLM` wraps the tool: by keywords alone, with the tool's signature."""
     if not args or not hasattr(tool, "__signature__"):
         return args, kwargs
     signature = inspect.signature(tool)

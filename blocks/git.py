@@ -76,14 +76,9 @@ def describe_clone_failure(url: str, commit: str, status: int, output: str) -> R
 
 
 async def run_git(*arguments: str, token: SecretStr | None = None, timeout: float = ANSWER_TIMEOUT_SECONDS) -> str:
-    """Run git on the host and return its output.
-
-    Git runs in `/`. In the working directory it would obey the configuration of a repository there, which can start
-    programs. Code can turn a directory into a repository with four plain files.
-
-    Raises:
-        ConfigurationError: Git failed; the message has its error output.
-    """
+    """Run git on the host and return its output. Raises ConfigurationError with git's error output."""
+    # In the working directory git would obey the configuration of a repository there, which can start programs. Code
+    # can turn a directory into a repository with four plain files. So git runs in `/`.
     if shutil.which("git") is None:
         raise ConfigurationError("repo_url needs git, which is not on the PATH: install git on this machine")
     action = arguments[2] if arguments[0] == "-C" else arguments[0]
@@ -99,11 +94,7 @@ async def run_git(*arguments: str, token: SecretStr | None = None, timeout: floa
 
 
 async def resolve_commit(url: str, ref: str | None, token: SecretStr | None) -> str:
-    """Return the commit of a branch or a tag. Return a full commit id unchanged. If `ref` is None, use HEAD.
-
-    Raises:
-        ConfigurationError: The repository cannot be read, or has no such ref.
-    """
+    """Return the commit of a branch, a tag or, by default, HEAD, and a full commit id unchanged."""
     if ref is not None and COMMIT_PATTERN.fullmatch(ref):
         return ref
     if has_password(url):

@@ -27,12 +27,7 @@ async def run_in_terminal(
 ) -> int:
     """Run a command in this process's terminal, and return its exit status. Cancelling this call kills it.
 
-    Args:
-        command: The program and its arguments.
-        shown: A line about the command, to print first. The command itself may contain a secret.
-        environment: Variables besides those of this process.
-        on_start: Is awaited with the command's process id.
-        options: Further arguments of `subprocess.Popen`.
+    `shown` is a line to print first, as the command may contain a secret. `on_start` is awaited with the process id.
     """
     terminal = sys.stdin.fileno()
     settings, group = termios.tcgetattr(terminal), os.getpgrp()

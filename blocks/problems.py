@@ -14,12 +14,7 @@ UNION_TAG = re.compile(r"constrained-\w+|literal\[.*\]|(str|int|float|bool|list|
 
 
 def describe_problems(error: ValidationError, secrets: Collection[str] = ()) -> str:
-    """Return a line with each wrong value.
-
-    Args:
-        error: The error of pydantic.
-        secrets: Names of parameters whose values must not be shown.
-    """
+    """Return a line with each wrong value. Values of the parameters in `secrets` are not shown."""
     by_name: dict[str, list[tuple[list[Any], Any]]] = {}
     for problem in error.errors():
         place = [item for item in problem["loc"] if not UNION_TAG.fullmatch(str(item))]

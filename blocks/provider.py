@@ -135,11 +135,7 @@ class SandboxProvider(SandboxSettings, ABC):
 
     @abstractmethod
     async def open_terminal(self, sandbox_id: str) -> int:
-        """Open a shell in a kept sandbox, in the terminal of this process, and return the shell's exit status.
-
-        Raises:
-            RlmBatchError: The sandbox cannot be reached.
-        """
+        """Open a shell in a kept sandbox, in the terminal of this process, and return the shell's exit status."""
 
     async def list_snapshots(self) -> list[SnapshotInfo]:
         """Return the snapshots of set-ups that rlm-batch made. This default is for providers without snapshots."""
@@ -155,25 +151,14 @@ class SandboxProvider(SandboxSettings, ABC):
 
     @abstractmethod
     async def check(self) -> str:
-        """Return a line for `rlm-batch doctor` that describes the isolation.
-
-        Raises:
-            ConfigurationError: No sandbox can be opened.
-        """
+        """Describe the isolation in a line for `rlm-batch doctor`. Raises ConfigurationError if no sandbox can open."""
 
     async def describe_sandboxes(self) -> str:
         """Return a phrase for the first line of a run, such as "in local sandboxes (bubblewrap)"."""
         return f"in {self.provider_name.capitalize()} sandboxes"
 
     async def volume(self, name: str | None = None) -> VolumeStore:
-        """Return a volume for use from the host.
-
-        Args:
-            name: The volume's name; by default the block's `volume_name`.
-
-        Raises:
-            ConfigurationError: There is no name.
-        """
+        """Return a volume for use from the host, by default that of the block's `volume_name`."""
         name = name or self.volume_name
         if name is None:
             raise ConfigurationError("no volume is named: pass a name, or use a block with volume_name")
@@ -189,13 +174,7 @@ class SandboxProvider(SandboxSettings, ABC):
         return SandboxVolume(provider.interpreter)
 
     async def fingerprint(self) -> dict[str, Any]:
-        """Return the settings that a result depends on, as JSON without secrets and limits.
-
-        A provider adds its own settings, such as an image or resources.
-
-        Raises:
-            ConfigurationError: The repository has no such ref.
-        """
+        """Return the settings that a result depends on, as JSON without secrets and limits."""
         settings: dict[str, Any] = {"provider": self.provider_name}
         if self.repo_url is not None:
             settings["repository"] = [self.repo_url, await self.commit()]
@@ -208,10 +187,7 @@ class SandboxProvider(SandboxSettings, ABC):
         return {**settings, **await asyncio.to_thread(self._files.build_fingerprint)}
 
     async def commit(self) -> str | None:
-        """Return the commit that every sandbox of this block checks out, or None without a repository.
-
-        The first call resolves `repo_ref`. Raises ConfigurationError if that fails.
-        """
+        """Return the commit that every sandbox of this block checks out, or None without a repository."""
         if self.repo_url is not None and self._commit is None:
             self._commit = await repository.resolve_commit(self.repo_url, self.repo_ref, self.repo_token)
         return self._commit
@@ -269,15 +245,7 @@ class SandboxProvider(SandboxSettings, ABC):
         return self.model_copy(update={"environment": {**self.environment, **secrets}})
 
     def with_files(self, python_path: Sequence[str] | None = None, mounts: Mapping[str, Any] | None = None) -> Self:
-        """Return a copy whose sandboxes have these files of the host. This call reads the files.
-
-        Args:
-            python_path: Directories that code imports from, before all others.
-            mounts: Files and directories of the host, by the absolute paths at which code reads them.
-
-        Raises:
-            ConfigurationError: A file is missing, not allowed, or cannot be read.
-        """
+        """Return a copy whose sandboxes have these files of the host, which this call reads."""
         provider = self.model_copy()
         provider._files = read_host_files(
             python_path, mounts, is_uploaded=self.uploads_files, is_bound=self.binds_mounts
@@ -309,12 +277,7 @@ class SandboxProvider(SandboxSettings, ABC):
         return True
 
     def labels(self, run: str, server: str = "") -> dict[str, str]:
-        """Return the labels for a sandbox that this process opens now.
-
-        Args:
-            run: The flow run's id; empty in a script.
-            server: The id of the flow run's Prefect server; empty in a script.
-        """
+        """Return the labels for a sandbox that this process opens now. In a script, `run` and `server` are empty."""
         now, process = int(time.time()), read_own_identity()
         return {
             **MANAGED_LABELS,

@@ -117,10 +117,8 @@ def find_provider_name(provider: object) -> str | None:
 def name_provider(provider: SandboxProvider, options: dict[str, Any] | None) -> tuple[str, dict[str, Any] | None]:
     """Return the `provider` and `provider_options` from which `resolve_provider` makes this block with these options.
 
-    A saved block is referred to by its name. The settings of an unsaved block become options, which the flow run shows.
-
-    Raises:
-        ConfigurationError: An unsaved block has settings that only a saved block may have.
+    A saved block is named. The settings of an unsaved block become options, which the flow run shows, so it may have no
+    settings that only a saved block may have.
     """
     kind, name = type(provider), getattr(provider, "_block_document_name", None)
     if name is not None:
@@ -139,11 +137,7 @@ def name_provider(provider: SandboxProvider, options: dict[str, Any] | None) -> 
 
 
 def make_unsaved_provider(text: str, options: dict[str, Any] | None = None) -> SandboxProvider | None:
-    """Return the provider that `text` names, with these options, or None if it names a saved block.
-
-    Raises:
-        ConfigurationError: There is no such provider or kind, or an option is invalid.
-    """
+    """Return the provider that `text` names, or None for a saved block. Raises ConfigurationError if it is unknown."""
     if "/" in text:
         return None
     name, colon, kind = text.partition(":")

@@ -19,11 +19,7 @@ def compute_backoff(retry: int, first: float = 1.0, longest: float = 60.0) -> fl
 async def call_with_retries(
     call: Callable[[], Awaitable[T]], choose_delay: Callable[[Exception, int], float | None]
 ) -> T:
-    """Return the result of `call`, with retries.
-
-    After an error, `choose_delay(error, attempt)` returns the seconds before the next attempt, or None to raise the
-    error. The first attempt has the number 0.
-    """
+    """Return the result of `call`. `choose_delay(error, attempt)` returns the seconds before a retry, or None."""
     attempt = 0
     while True:
         try:

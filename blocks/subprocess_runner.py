@@ -16,14 +16,7 @@ async def run_command(
 ) -> subprocess.CompletedProcess[str]:
     """Run a program and return its exit status and output. Kill it if this call times out or is cancelled.
 
-    Args:
-        timeout: Seconds for the program; None for no limit.
-        environment: The program's environment; by default this process's.
-        merge_stderr: Put the error output into the standard output.
-        cwd: The program's working directory.
-
-    Raises:
-        TimeoutError: The program did not exit in time.
+    `timeout` is in seconds; then the call raises TimeoutError.
     """
     process = await asyncio.create_subprocess_exec(
         *command,

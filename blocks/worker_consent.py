@@ -82,9 +82,7 @@ def check_runtime(name: str) -> None:
 def check_path(path: Path, below: Path | None = None) -> Path:
     """Return a path from a parameter if this process may use it; in a deployment run with its links resolved.
 
-    Raises:
-        ConfigurationError: The path has a link on a volume, or a deployment run may not use it: it is not below
-            `RLM_BATCH_ALLOWED_PATHS` or `below`.
+    A deployment run may use paths below `RLM_BATCH_ALLOWED_PATHS` or `below`, and no link on a volume.
     """
     real = resolve_links(path) if is_deployment_run() else path
     roots = [os.path.expanduser(root) for root in os.environ.get(ALLOWED_PATHS, "").split(os.pathsep)]
@@ -165,10 +163,7 @@ def check_location(text: str, url: str, settings: dict[str, Any]) -> None:
 
 
 def check_repository(url: str) -> None:
-    """Raise ConfigurationError if this process may not clone the repository.
-
-    A deployment run may clone from a network, and from paths below `RLM_BATCH_ALLOWED_PATHS`.
-    """
+    """Raise ConfigurationError unless the repository is on a network, or its path is allowed."""
     if not is_deployment_run() or REMOTE_REPOSITORY.match(url):
         return
     if url.startswith("file://"):  # Git ignores the host and decodes the rest.

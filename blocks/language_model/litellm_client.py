@@ -68,10 +68,7 @@ def prepare_litellm_import() -> None:
 
 
 async def import_in_thread(name: str) -> Any:
-    """Import and return a module that needs LiteLLM or DSPy. Raises ConfigurationError if they are not installed.
-
-    `name` is absolute, or relative to this package if it begins with a dot.
-    """
+    """Import and return a module that needs LiteLLM or DSPy. Raises ConfigurationError if they are missing."""
     prepare_litellm_import()
     try:
         return await asyncio.to_thread(importlib.import_module, name, __package__)

@@ -64,10 +64,7 @@ class ModelAccess:
         self._named_models = {name: settings.make_root_model() for name, settings in self.models.items()}
 
     async def check_first_call(self, *, is_recursive: bool = False) -> None:
-        """Raise ConfigurationError if a model's settings are wrong, or the limits forbid every call. Send no request.
-
-        With `is_recursive`, only the limits for the model of recursive queries count.
-        """
+        """Raise ConfigurationError if a model's settings are wrong, or the limits forbid every call."""
         if is_recursive and self.max_depth == 0:
             raise ConfigurationError("`max_depth` is 0, and a recursive query needs 1: raise it")
         for model in (*self._models, *self._named_models.values()):
@@ -112,10 +109,7 @@ class ModelAccess:
         cache: AnswerCache | None = None,
         transcript: Transcript | None = None,
     ) -> Queries:
-        """Return the queries for execution number `index`, whose code runs at `depth` in the interpreter's sandbox.
-
-        `cache` has answers to the execution's questions; None for the answers to those of all executions.
-        """
+        """Return the queries for execution number `index`, whose code runs at `depth` in the interpreter's sandbox."""
         wrap: Callable[[Model], Model] = self.wrap_model or (lambda model: model)
         root, flat = map(wrap, self._models)
         session = QuerySession(

@@ -52,16 +52,17 @@ async def send(
     arguments: Mapping[str, Any],
     mask: CredentialMask,
 ) -> Any:
-    """Send one request and return LiteLLM's response object with its cost. Raise the errors of OpenAI's client.
-
-    The parameters are those of `LiteLLMModel`. The key and the address that are used are added to the mask.
-    """
+    """Send one request and return LiteLLM's response object with its cost. Raise the errors of OpenAI's client."""
     import httpx
+    import openai
 
     model = name.partition("/")[2]
     key = api_key or litellm.api_key or litellm.openai_key or os.environ.get("OPENAI_API_KEY") or NO_KEY
     base = api_base or litellm.api_base or os.environ.get("OPENAI_BASE_URL") or os.environ.get("OPENAI_API_BASE")
-    client = _find_client().with_options(api_key=key, base_url=base, timeout=timeout, max_retries=0)
+    loop = asyncio.get_running_loop()
+    if loop not in _clients:  # A client keeps connections for all models.
+        _clients[loop] = openai.AsyncOpenAI(api_key=NO_KEY)
+    client = _clients[loop].with_options(api_key=key, base_url=base, timeout=timeout, max_retries=0)
     mask.add_call({"api_key": key, "additional_args": {"api_base": str(client.base_url)}})
     converted = litellm.get_optional_params(model=model, custom_llm_provider=PROVIDER, **arguments)
     converted |= converted.pop("extra_body", {})
@@ -81,13 +82,3 @@ async def send(
         cost = None
     response._hidden_params["response_cost"] = cost  # where LiteLLM's client puts it
     return response
-
-
-def _find_client() -> Any:
-    """Return the event loop's client, which keeps connections for all models."""
-    import openai
-
-    loop = asyncio.get_running_loop()
-    if loop not in _clients:
-        _clients[loop] = openai.AsyncOpenAI(api_key=NO_KEY)
-    return _clients[loop]

@@ -1,4 +1,4 @@
-"""Control groups of version 2: where this process may create them, and one group per sandbox with its limits."""
+"""The limits on a whole sandbox: control groups of version 2 with one group per sandbox, or else the watcher."""
 
 import os
 import time
@@ -6,6 +6,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+
+from ...sandbox.errors import ConfigurationError
+from .settings import LocalSettings
 
 CONTROLLERS = ("memory", "pids", "cpu")
 PERIOD_US = 100_000  # microseconds; the kernel's default period for CPU quotas
@@ -24,11 +27,7 @@ class Parent:
 
 @cache
 def find_parent(top: Path = Path("/sys/fs/cgroup")) -> Parent:
-    """Return the nearest group below which this process can limit groups: its own group, or one above.
-
-    Args:
-        top: Where the hierarchy is mounted. Without a usable group, the result is this path without controllers.
-    """
+    """Return the nearest group below which this process can limit groups: its own, or one above; else `top`."""
     lines = Path("/proc/self/cgroup").read_text().splitlines() if os.path.exists("/proc/self/cgroup") else []
     own = next((top / line.removeprefix("0::/") for line in lines if line.startswith("0::/")), None)
     # `SandboxGroup.add` needs this file.
@@ -44,10 +43,7 @@ def find_parent(top: Path = Path("/sys/fs/cgroup")) -> Parent:
 
 
 def _enable_controllers(path: Path) -> tuple[str, ...]:
-    """Enable a group's controllers for the groups below it, and return those that are enabled.
-
-    The kernel refuses this if the group itself has processes. The group above may still work.
-    """
+    """Enable controllers for the groups below, unless the group itself has processes, and return the enabled."""
     enabled = path / "cgroup.subtree_control"
     try:
         for name in set(CONTROLLERS).difference(enabled.read_text().split()):
@@ -60,10 +56,7 @@ def _enable_controllers(path: Path) -> tuple[str, ...]:
 
 @dataclass
 class SandboxGroup:
-    """A sandbox's group: its directory, and its limits in bytes, processes or processors by controller.
-
-    Without limits there is no group, and the methods do nothing.
-    """
+    """A sandbox's group: its directory, and its limits by controller. Without limits the methods do nothing."""
 
     directory: Path
     limits: dict[str, float] = field(default_factory=dict[str, float])
@@ -87,10 +80,7 @@ class SandboxGroup:
             swap.write_text("0")
 
     def add(self, pid: int) -> None:
-        """Move a process and its descendants into the group. Raises OSError.
-
-        The first move after a pause takes about 10 ms, because the kernel waits for all processors.
-        """
+        """Move a process and its descendants into the group, in about 10 ms. Raises OSError."""
         moving = [pid] if self.limits else []
         for process in moving:
             try:
@@ -130,3 +120,55 @@ def remove_group(path: str) -> None:
         with suppress(OSError):
             Path(path, "cgroup.kill").write_text("1")
         time.sleep(ROUND_SECONDS)
+
+
+OPTIONS = {"memory": "total_memory_mib", "pids": "total_processes", "cpu": "cpus"}  # the option for each controller
+
+
+@dataclass(frozen=True)
+class TotalsPlan:
+    """The limits on a whole sandbox: `grouped` by controller for its control group, `watched` by option."""
+
+    grouped: dict[str, float]
+    watched: dict[str, int]
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Return the names of these limits' isolation layers."""
+        return (*(["cgroup-v2"] if self.grouped else []), *(["watcher"] if self.watched else []))
+
+
+def plan_totals(settings: LocalSettings, level: str) -> TotalsPlan:
+    """Return what enforces these settings' limits. Raises ConfigurationError if nothing here can enforce one."""
+    grouped: dict[str, float] = {}
+    watched: dict[str, int] = {}
+    wanted = {"memory": settings.total_memory_mib, "pids": settings.total_processes, "cpu": settings.cpus}
+    if has_own_count(level):
+        del wanted["pids"]  # RLIMIT_NPROC already limits the whole sandbox.
+    for controller, limit in wanted.items():
+        if limit is None:
+            continue
+        if controller in find_parent().controllers:
+            grouped[controller] = limit * MIB if controller == "memory" else limit
+        elif controller == "cpu":
+            raise ConfigurationError(
+                f"`cpus` is {limit:g}, and needs control groups of version 2 with the cpu "
+                "controller, which this process cannot create: run it with systemd-run --user -p "
+                f"Delegate=yes, or leave `cpus` out"
+            )
+        else:
+            watched[OPTIONS[controller]] = int(limit)
+    if settings.disk_mib is not None and level != "bubblewrap":
+        raise ConfigurationError(
+            f"`disk_mib` is {settings.disk_mib}, and needs isolation bubblewrap or the provider "
+            f"container: use one of them, or leave `disk_mib` out"
+        )
+    if level == "landlock" and not has_own_count(level) and settings.total_processes is None:
+        # RLIMIT_NPROC also counts the user's other processes, so the code could start more when those end.
+        watched["processes"] = settings.processes
+    return TotalsPlan(grouped, watched)
+
+
+def has_own_count(level: str) -> bool:
+    """Return whether the kernel counts a sandbox's processes separately, by user namespace or by user."""
+    return level == "bubblewrap" or (level == "landlock" and os.geteuid() == 0)

@@ -14,7 +14,7 @@ from ...sandbox.wire.python_directory import remove_python_directory, write_pyth
 from ..host_files.mounts import HostMount
 from ..host_files.python_path import PythonPath
 from ..storage.local_volume import UMASK, find_volume
-from .cgroup import MIB, SandboxGroup, find_parent, try_remove_group
+from .cgroup import MIB, SandboxGroup, find_parent, plan_totals, try_remove_group
 from .deletion import FIRST_UID, remove_folder
 from .handle import LocalSandboxHandle
 from .inventory import USERS_FILE, compute_mark, pick_folder, write_locked_labels
@@ -23,7 +23,6 @@ from .launch.bubblewrap import MODULES_MOUNT, PACKAGES_MOUNT, PYTHON_MOUNT, SCRI
 from .launch.driver_process import START_ENVIRONMENT, find_python
 from .launch.launcher import Launch
 from .settings import LocalSettings
-from .totals import plan_totals
 from .watcher import WatchedSandbox
 
 
@@ -53,10 +52,7 @@ def create_sandbox(
     host_mounts: tuple[HostMount, ...] = (),
     kept: Path | None = None,
 ) -> LocalSandboxHandle:
-    """Create a sandbox whose driver does not run yet. `kept` is a kept sandbox's folder to use instead of a new one.
-
-    Raises ConfigurationError, SandboxStartError.
-    """
+    """Create a sandbox whose driver does not run yet, in a new folder or in that of a `kept` sandbox."""
     is_bubblewrap = level == "bubblewrap"
     for mount in host_mounts:
         mount.check_source()
@@ -69,7 +65,12 @@ def create_sandbox(
         )
     has_own_user = os.geteuid() == 0 and level != "none"
     if has_own_user:
-        _check_open_to_others(libraries.packages)
+        for path in libraries.packages:
+            if os.stat(path).st_mode & 0o005 != 0o005:
+                raise ConfigurationError(
+                    f"packages: {path} is not readable by other users, and the sandbox's code runs as one: "
+                    f"chmod -R o+rX {path}, or run as an ordinary user"
+                )
         for mount in host_mounts:
             mount.check_open_to_others()
     folder = kept or pick_folder()
@@ -189,13 +190,3 @@ def _mount_all(directories: Sequence[Path], target: str) -> list[Mount]:
     if len(directories) == 1:
         return [Mount(str(directories[0]), target)]
     return [Mount(str(path), f"{target}/{number}") for number, path in enumerate(directories)]
-
-
-def _check_open_to_others(packages: Sequence[Path]) -> None:
-    """Raise ConfigurationError if code that runs as another user could not read the packages."""
-    for path in packages:
-        if os.stat(path).st_mode & 0o005 != 0o005:
-            raise ConfigurationError(
-                f"packages: {path} is not readable by other users, and the sandbox's code runs as one: "
-                f"chmod -R o+rX {path}, or run as an ordinary user"
-            )

@@ -37,11 +37,7 @@ log = logging.getLogger("rlm_batch.local")
 
 
 async def delete_sandbox(sandbox_id: str) -> bool:
-    """End a sandbox's processes and remove its folder. Return False if it is missing.
-
-    Raises ConfigurationError for a wrong id. Raises RlmBatchError if processes survive or the folder is not removed in
-    time; the folder then stays, so that it can be found again.
-    """
+    """End a sandbox's processes and remove its folder. If that fails, the folder stays, and RlmBatchError is raised."""
     folder = Path(tempfile.gettempdir()) / sandbox_id
     if not sandbox_id.startswith(FOLDER_PREFIX) or "/" in sandbox_id:
         raise ConfigurationError(f"{sandbox_id!r} is not a local sandbox: their ids begin with {FOLDER_PREFIX}")

@@ -23,7 +23,7 @@ from .isolation import IsolationLevel
 from .keeper import leave_folder
 from .launch.driver_process import DriverProcess
 from .launch.launcher import Launch
-from .watcher import WatchedSandbox, stop_watching, watch
+from .watcher import WatchedSandbox, start_watcher
 
 log = logging.getLogger("rlm_batch.local")
 
@@ -133,7 +133,7 @@ class LocalSandboxHandle(Sandbox):
             raise SandboxStartError(f"sandbox {self.id} could not be put into its control group: {error}") from error
         if self.watched is not None:
             self.watched.pid, self.watched.is_supervisor = pid, is_supervisor
-            watch(self.watched)
+            start_watcher(os.getpid()).add(self.watched)
 
     def find_exceeded_limit(self) -> str:
         exceeded = "" if self.watched is None else self.watched.take_exceeded_limit()
@@ -190,12 +190,11 @@ class LocalSandboxHandle(Sandbox):
     async def _end_processes(self, *, keeps_folder: bool) -> bool:
         """End the driver and all processes. Return False, and leave the folder to `reap`, if some survive.
 
-        The end of a process namespace ends all processes in it. Any other driver ends them itself when the wire closes,
-        and is killed if it hangs.
+        A driver without a process namespace ends them itself when the wire closes, and is killed if it hangs.
         """
         process, self._process = self._process, None
         if self.watched is not None:
-            stop_watching(self.watched)
+            start_watcher(os.getpid()).discard(self.watched)
         if self._channel is not None:
             self._channel.close()
         if process is not None:

@@ -67,10 +67,7 @@ def build_confinement(
     mounts: tuple[HostMount, ...] = (),
     python: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """Return the driver's rules for confining code: limits, Landlock rules, system call filter and user.
-
-    `python` is the directory of the sandbox's own Python, which the code's user can always reach.
-    """
+    """Return the driver's rules for confining code: limits, Landlock rules, system call filter and user."""
     mib = 1024 * 1024
     limits = {"AS": settings.memory_mib * mib, "FSIZE": settings.file_size_mib * mib, "CORE": 0}
     limits["NOFILE"] = settings.open_files
@@ -84,7 +81,7 @@ def build_confinement(
     processes = min(settings.processes, settings.total_processes or settings.processes)
     limits["NPROC"] = processes + (0 if has_own_count else _count_user_tasks())
     writable = own_directories if volume is None else (*own_directories, volume)
-    readable = (*_list_readable_paths(), *python, *libraries)
+    readable = (*_list_readable_paths(), *python, *libraries)  # The code's user can always reach its own Python.
     policy = confinement_policy.Policy(
         readable=(*readable, "/proc") if bubblewrap else readable,
         writable=(*writable, "/dev/shm") if bubblewrap else writable,
@@ -116,11 +113,7 @@ def build_confinement(
 
 
 def check_mount_places(mounts: Sequence[HostMount], level: IsolationLevel) -> None:
-    """Raise ConfigurationError if sandboxes of this level cannot have the mounts at their targets.
-
-    Without namespaces nothing is mounted. Code sees the machine's own paths, and Landlock allows it to use the mounts'
-    paths.
-    """
+    """Raise ConfigurationError if sandboxes of this level cannot have the mounts at their targets."""
     for mount in mounts:
         source = str(mount.source)
         if level != "bubblewrap" and mount.target != source:

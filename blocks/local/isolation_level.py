@@ -38,8 +38,7 @@ _reasons: dict[IsolationLevel, str] = {}  # the reason why a tested level fails 
 async def resolve_level(isolation: IsolationLevel | Literal["auto"]) -> IsolationLevel:
     """Return the level in force for `isolation`. Raises ConfigurationError with the remedy if no level works.
 
-    Raises SandboxStartError if a shortage of descriptors, memory or processes prevents the test. A deployment's run may
-    use `none` only with its worker's consent.
+    Raises SandboxStartError if a shortage of descriptors, memory or processes prevents the test.
     """
     if isolation == "none":
         check_no_isolation()
@@ -84,8 +83,7 @@ def _find_missing_support(level: IsolationLevel) -> str:
 async def try_level(level: IsolationLevel) -> str:
     """Return why a level does not work, empty if it does. Code in a sandbox tries to read a file it must not see.
 
-    Raises SandboxStartError for a temporary shortage, which a weaker level would not remedy. Raises ConfigurationError
-    if the folder cannot be created.
+    Raises SandboxStartError for a temporary shortage, which a weaker level would not remedy.
     """
     # The folder has a sandbox's name, so that `reap` finds it if this process is killed.
     folder = pick_folder()

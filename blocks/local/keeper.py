@@ -45,10 +45,7 @@ def leave_folder(folder: Path, until: float, execution: int | None) -> None:
 
 @contextmanager
 def lock_kept_folder(sandbox_id: str) -> Iterator[Path]:
-    """Yield the folder of a kept sandbox that no terminal uses, and lock it until the block ends.
-
-    In the block, `create_sandbox` replaces the labels file by one that it locks. Raises SandboxLost or RlmBatchError.
-    """
+    """Yield the folder of a kept sandbox, locked until the block ends. Raises SandboxLost or RlmBatchError."""
     folder = Path(tempfile.gettempdir()) / sandbox_id
     if not any(info.id == sandbox_id and info.kept_until for info in list_sandboxes()):
         raise SandboxLost(f"the sandbox {sandbox_id} is gone")

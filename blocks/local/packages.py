@@ -69,12 +69,16 @@ MAX_HEAD_BYTES = 4096
 
 
 async def install_packages(requirements: list[str]) -> Path:
-    """Install wheels and their dependencies once for this Python, and return their directory.
-
-    Raises ConfigurationError.
-    """
+    """Install wheels and their dependencies once for this Python, and return their directory."""
 
     async def install(folder: Path) -> None:
+        if importlib.util.find_spec("pip") is not None:
+            options = ["--quiet", "--disable-pip-version-check", "--no-input"]
+            installer = [sys.executable, "-P", "-c", PIP_PROGRAM, "install", *options, *PIP_OPTIONS]
+        elif shutil.which("uv") is not None:  # For uv, `--only-binary` alone prevents builds.
+            installer = ["uv", "pip", "install", "--quiet", "--deps", "--python", sys.executable]
+        else:
+            raise ConfigurationError(f"`packages` needs pip or uv: install one beside {sys.executable}")
         arguments = ("--only-binary", ":all:", "--target", str(folder), "--", *sorted(requirements))
         environment = {
             name: value
@@ -83,7 +87,7 @@ async def install_packages(requirements: list[str]) -> Path:
         } | PIP_VARIABLES
         try:
             done = await run_command(
-                *_find_installer(),
+                *installer,
                 *arguments,
                 timeout=INSTALL_TIMEOUT_SECONDS,
                 environment=environment,
@@ -120,19 +124,13 @@ def _make_readable(folder: Path) -> None:
 
 
 def find_environment_packages() -> list[Path]:
-    """Return the directories of the running environment's packages: one, or two if compiled packages are separate.
-
-    Raises ConfigurationError if a deployment's run may not use it.
-    """
+    """Return the directories of the running environment's packages: two if compiled packages are separate."""
     named = dict.fromkeys(os.path.realpath(sysconfig.get_path(name)) for name in ("purelib", "platlib"))
     return [check_path(Path(path)) for path in named if os.path.isdir(path)]
 
 
 async def find_environment_scripts(packages: list[Path]) -> Path:
-    """Return a directory with the running environment's programs for a sandbox's Python, written once per package set.
-
-    Raises ConfigurationError.
-    """
+    """Return a directory with the environment's programs for a sandbox's Python, written once per package set."""
     own = Path(sysconfig.get_path("scripts"))
     digest = await asyncio.to_thread(digest_installed_versions, tuple(packages))
 
@@ -149,16 +147,6 @@ def digest_installed_versions(directories: tuple[Path, ...]) -> str:
     there = importlib.metadata.distributions(path=[str(path) for path in directories])
     lines = sorted(f"{package.metadata['Name']}=={package.version}" for package in there)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:24]
-
-
-def _find_installer() -> list[str]:
-    if importlib.util.find_spec("pip") is not None:
-        options = ["--quiet", "--disable-pip-version-check", "--no-input"]
-        return [sys.executable, "-P", "-c", PIP_PROGRAM, "install", *options, *PIP_OPTIONS]
-    if shutil.which("uv") is not None:
-        # For uv, `--only-binary` alone prevents builds.
-        return ["uv", "pip", "install", "--quiet", "--deps", "--python", sys.executable]
-    raise ConfigurationError(f"`packages` needs pip or uv: install one beside {sys.executable}")
 
 
 def write_scripts(source: Path, folder: Path) -> None:

@@ -14,7 +14,7 @@ from ..host_files.cache import check_out_repository, keep_modules
 from ..host_files.mounts import overlaps
 from ..provider import SandboxInfo, SandboxProvider
 from ..storage.local_volume import LocalVolume, find_volume, find_volumes_root, list_volumes
-from .cgroup import find_parent
+from .cgroup import find_parent, plan_totals
 from .creation import Libraries, create_sandbox
 from .deletion import delete_sandbox
 from .inventory import list_sandboxes, pick_folder, read_labels
@@ -31,7 +31,6 @@ from .packages import (
 )
 from .settings import LocalSettings
 from .terminal import run_terminal
-from .totals import plan_totals
 
 
 class LocalProvider(LocalSettings, SandboxProvider):

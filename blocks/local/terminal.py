@@ -34,9 +34,5 @@ async def run_terminal(handle: LocalSandboxHandle) -> int:
         )
     finally:
         os.close(descriptor)
-        await run_shielded(_end_programs(handle))
-
-
-async def _end_programs(handle: LocalSandboxHandle) -> None:
-    """Kill programs that have left the shell's session, and the keeper. The handle's `keep` starts another one."""
-    await kill_processes(handle.folder)
+        # Kill programs that have left the shell's session, and the keeper. The handle's `keep` starts another one.
+        await run_shielded(kill_processes(handle.folder))

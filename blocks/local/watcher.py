@@ -102,19 +102,9 @@ def _measure_files(descriptors: str, inodes: set[int]) -> int:
     return kib
 
 
-def watch(sandbox: WatchedSandbox) -> None:
-    """Watch a sandbox, whose process has started, until `stop_watching`."""
-    _start_thread(os.getpid()).add(sandbox)
-
-
-def stop_watching(sandbox: WatchedSandbox) -> None:
-    """Stop watching a sandbox."""
-    _start_thread(os.getpid()).discard(sandbox)
-
-
 @cache
-def _start_thread(process: int) -> set[WatchedSandbox]:
-    """Start the watcher of a process, whose forks need one of their own, and return the sandboxes that it checks."""
+def start_watcher(process: int) -> set[WatchedSandbox]:
+    """Start the watcher of this process, whose forks need one of their own, and return the sandboxes that it checks."""
     sandboxes = set[WatchedSandbox]()
     threading.Thread(target=_check_forever, args=(sandboxes,), name="rlm-batch-limits", daemon=True).start()
     return sandboxes

@@ -78,10 +78,7 @@ for place in places:
         outcomes = box.run_attempts(attempts, places=[*places, *([mount] if not fields else [])])
         assert outcomes.done == {}
         box.close()
-    assert writer.outputs("SUBMIT(text=load_from_volume('key.txt'), all=list_volume())") == {
-        "text": "secret",
-        "all": ["key.txt"],
-    }
+    assert writer.outputs("SUBMIT([load_from_volume('key.txt'), list_volume()])")["output"] == ["secret", ["key.txt"]]
 
 
 def test_a_volume_makes_no_other_path_writable(own_box: Boxes, root: Path) -> None:
@@ -162,12 +159,6 @@ def test_an_invalid_volume_name_is_refused(root: Path) -> None:
             Volume(name).ls()
 
 
-def test_a_root_that_cannot_be_created_is_a_one_sentence_error(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigurationError, match="RLM_BATCH_VOLUMES"):
-        LocalInterpreter(isolation="none", volume_name="a", volume_root=str(tmp_path / "file")).start()
-
-
 # ------------------------------------------------------------------------------------------------------ from the host
 
 
@@ -242,12 +233,7 @@ def test_the_host_follows_no_link_opens_no_pipe_and_stays_inside_the_volume(volu
 
 
 def test_a_missing_volume_is_a_one_sentence_error(root: Path) -> None:
-    for call in (
-        lambda: Volume("nosuch").ls(),
-        lambda: Volume("nosuch").get("x"),
-        lambda: Volume("nosuch").delete("x"),
-    ):
-        with pytest.raises(VolumeError, match="no volume 'nosuch'"):
-            call()
+    with pytest.raises(VolumeError, match="no volume 'nosuch'"):
+        Volume("nosuch").get("x")
     with pytest.raises(ConfigurationError, match="no volume is named"):
         Volume().ls()
