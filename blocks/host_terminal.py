@@ -39,15 +39,11 @@ async def run_in_terminal(
         status = await process.wait()
         return status if status >= 0 else SIGNAL_STATUS - status
     finally:
-        await run_shielded(_end(process))
+        with suppress(ProcessLookupError):  # The command has ended.
+            process.kill()
+        await run_shielded(process.wait())
         before = signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # A killed shell may leave its group in the foreground.
         with suppress(OSError, termios.error):  # The terminal was closed.
             os.tcsetpgrp(terminal, group)
             termios.tcsetattr(terminal, termios.TCSADRAIN, settings)
         signal.signal(signal.SIGTTOU, before)
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    if process.returncode is None:
-        process.kill()
-        await process.wait()

@@ -71,14 +71,8 @@ PROVIDERS = {
 async def resolve_provider(provider: str | SandboxProvider, options: dict[str, Any] | None = None) -> SandboxProvider:
     """Return a provider, with `options` overriding its settings.
 
-    Args:
-        provider: A provider or block, or its name. `local`, `container`, `daytona` and `modal` use default settings.
-            `local:none`, `local:landlock` and `local:bubblewrap` choose the isolation, `container:docker` and
-            `container:podman` the engine. `daytona-sandbox/NAME` is the block that was saved under that name.
-        options: Values by the names of the block's fields.
-
-    Raises:
-        ConfigurationError: There is no such provider or block, or an option is invalid.
+    A name is that of a provider, maybe with a kind (`local:none`, `container:podman`), or of a saved block
+    (`daytona-sandbox/NAME`). Raises ConfigurationError for a missing provider or block, or an invalid option.
     """
     if not isinstance(provider, str):
         return provider.with_options(options)
@@ -90,20 +84,19 @@ async def resolve_provider(provider: str | SandboxProvider, options: dict[str, A
     from .problems import describe_problems
 
     slug, _, name = provider.partition("/")
-    for entry in PROVIDERS.values():
-        if entry.slug == slug:
-            try:
-                saved: Any = await entry.load_block().aload(name)
-            except ValidationError as error:
-                wrong = describe_problems(error, entry.load_settings().list_secrets())
-                raise ConfigurationError(f"the saved block {provider} is not valid: {wrong}") from None
-            except ValueError as error:
-                raise ConfigurationError(
-                    f"this Prefect server has no block {slug}/{name}: save it in the UI or with .save({name!r})"
-                ) from error
-            return saved.with_options(options)
-    known = ", ".join(entry.slug for entry in PROVIDERS.values())
-    raise ConfigurationError(f"unknown kind of block {slug!r} in {slug}/{name}: use one of {known}")
+    entries = {entry.slug: entry for entry in PROVIDERS.values()}
+    if slug not in entries:
+        raise ConfigurationError(f"unknown kind of block {slug!r} in {provider}: use one of {', '.join(entries)}")
+    try:
+        saved: Any = await entries[slug].load_block().aload(name)
+    except ValidationError as error:
+        wrong = describe_problems(error, entries[slug].load_settings().list_secrets())
+        raise ConfigurationError(f"the saved block {provider} is not valid: {wrong}") from None
+    except ValueError as error:
+        raise ConfigurationError(
+            f"this Prefect server has no block {provider}: save it in the UI or with .save({name!r})"
+        ) from error
+    return saved.with_options(options)
 
 
 def find_provider_name(provider: object) -> str | None:

@@ -4,10 +4,9 @@ import base64
 import json
 from collections.abc import Callable
 
-from ..sandbox.errors import VolumeError
 from ..sandbox.interpreter import Interpreter
 from ..sandbox.requests.execution_request import encode_variable
-from .volume import VolumeFile, VolumeStore, split_volume_path
+from .volume import VolumeFile, VolumeStore, check_file_path, split_volume_path
 
 TIMEOUT_SECONDS = 600.0  # seconds for a list, or one file
 LISTED = "listed.json"  # a file in the working folder: a list may be longer than SUBMIT allows
@@ -53,30 +52,23 @@ class SandboxVolume(VolumeStore):
 
     async def get(self, path: str) -> bytes:
         interpreter = await self._open()
-        result = await interpreter.execute(CHECK, {"path": self._join_file_path(path)})
+        result = await interpreter.execute(CHECK, {"path": check_file_path(path)})
         return await interpreter.sandbox.download(result["place"])
 
     async def put(self, path: str, data: bytes) -> None:
         interpreter = await self._open()
         encoded = {"data": encode_variable(base64.b64encode(data).decode())}
-        await interpreter.execute(PUT, {"path": self._join_file_path(path)}, encoded=encoded)
+        await interpreter.execute(PUT, {"path": check_file_path(path)}, encoded=encoded)
 
     async def delete(self, path: str) -> None:
         interpreter = await self._open()
-        await interpreter.execute(DELETE, {"path": self._join_file_path(path)})
+        await interpreter.execute(DELETE, {"path": check_file_path(path)})
 
     async def close(self) -> None:
         """Delete the sandbox."""
         interpreter, self._interpreter = self._interpreter, None
         if interpreter is not None:
             await interpreter.shutdown()
-
-    @staticmethod
-    def _join_file_path(path: str) -> str:
-        parts = split_volume_path(path)
-        if not parts:
-            raise VolumeError("the volume itself is a directory: name a file in it")
-        return "/".join(parts)
 
     async def _open(self) -> Interpreter:
         if self._interpreter is None or not self._interpreter.is_alive:

@@ -5,7 +5,6 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from ..sandbox.errors import ConfigurationError, VolumeError
-from ..sandbox.wire.names import OWN_FILE_PREFIX
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -58,6 +57,13 @@ def split_volume_path(path: str) -> tuple[str, ...]:
     return parts
 
 
+def check_file_path(path: str) -> str:
+    """Return a file's path on a volume without needless parts. Raises VolumeError for an invalid path."""
+    if not (names := split_volume_path(path)):
+        raise VolumeError("the volume itself is a directory: name a file in it")
+    return "/".join(names)
+
+
 def check_volume_name(name: str) -> str:
     """Return the name if it is valid for a volume of every provider, else raise ConfigurationError."""
     if NAME.fullmatch(name) is None:
@@ -65,8 +71,3 @@ def check_volume_name(name: str) -> str:
             f"{name!r} is not the name of a volume: use at most 100 letters, digits, dots, dashes and underscores"
         )
     return name
-
-
-def is_reserved_name(name: str) -> bool:
-    """Return whether a name is reserved for rlm-batch's own files."""
-    return name.startswith(OWN_FILE_PREFIX)

@@ -122,8 +122,7 @@ def find_link_on_volume(path: Path) -> Path | None:
 def check_writable_directory(path: Path) -> None:
     """Raise ConfigurationError if a deployment run may not let code write to the directory.
 
-    The worker's processes execute files in Python's directories, in PREFECT_HOME and in the user's home. Prefect
-    unpickles files of the results root.
+    The worker executes files in Python's directories, PREFECT_HOME and the user's home. Prefect unpickles results.
     """
     if not is_deployment_run():
         return

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 NOTICE_SECONDS = 1.0  # seconds until a running removal is logged
 
 
-async def run_shielded(work: Awaitable[None]) -> None:
+async def run_shielded(work: Awaitable[object]) -> None:
     """Run the work to its end even if the caller is cancelled meanwhile, then raise the cancellation.
 
     The cancellation also replaces an error of the work. Otherwise the cancelled caller would handle the error and

@@ -67,17 +67,12 @@ def prepare_litellm_import() -> None:
     os.environ.setdefault("LITELLM_MODE", "PRODUCTION")
 
 
-async def import_in_thread(name: str) -> Any:
-    """Import and return a module that needs LiteLLM or DSPy. Raises ConfigurationError if they are missing."""
+async def _import_litellm() -> Any:
     prepare_litellm_import()
     try:
-        return await asyncio.to_thread(importlib.import_module, name, __package__)
+        litellm: Any = await asyncio.to_thread(importlib.import_module, "litellm")
     except ImportError as error:
         raise ConfigurationError(INSTALL_HINT) from error
-
-
-async def _import_litellm() -> Any:
-    litellm = await import_in_thread("litellm")
     litellm.suppress_debug_info = True  # Otherwise LiteLLM prints links for help to standard output.
     if "LITELLM_LOG" not in os.environ:
         # LiteLLM warns each time that a program starts another event loop, which is harmless.

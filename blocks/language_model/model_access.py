@@ -150,16 +150,15 @@ async def open_model_access(
         least = 1 if name == "batch_concurrency" else 0
         if isinstance(value, (int, float)) and value < least:
             raise ConfigurationError(f"`{name}` is {value!r}: use {least} or more")
-    settings = await _resolve(model, "language_model")
+    settings = await resolve_language_model(model)
     if isinstance(sub_model, str) and not is_saved_model(sub_model) and not sub_model.startswith("<"):
         settings, sub_model = settings.model_copy(update={"sub_model": sub_model}), None
-    flat = None if sub_model is None else await _resolve(sub_model, "sub_model")
+    flat = None if sub_model is None else await resolve_language_model(sub_model, "sub_model")
     names = [models] if isinstance(models, str) else models or ()
     sources = names if isinstance(names, Mapping) else {name: name for name in names}
     spent = Budget(calls=max_total_llm_calls, tokens=max_total_llm_tokens, cost=max_cost, is_total=True)
-    named = {name: await _resolve(source, "models") for name, source in sources.items()}
+    named = {name: await resolve_language_model(source, "models") for name, source in sources.items()}
     access = ModelAccess(model=settings, sub_model=flat, models=named, spent=spent, track=track, **limits)
-    await settings.check()
     await access.check_estimates()
     return access
 
@@ -179,7 +178,9 @@ def is_saved_model(text: str) -> bool:
     return text.partition("/")[0] == SLUG
 
 
-async def _resolve(source: LanguageModelSettings | str, parameter: str) -> LanguageModelSettings:
+async def resolve_language_model(
+    source: LanguageModelSettings | str, parameter: str = "language_model"
+) -> LanguageModelSettings:
     """Return a model's settings. A text names a saved block, a model of this process, or a model of LiteLLM.
 
     Raises ConfigurationError if no Prefect server is configured, the block does not exist, or the text is empty.

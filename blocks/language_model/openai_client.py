@@ -1,7 +1,4 @@
-"""Requests to OpenAI's chat API by OpenAI's own client, which takes half the processor time of LiteLLM's.
-
-LiteLLM converts the arguments and computes the costs here too. `can_send_directly` says which requests need its client.
-"""
+"""Requests to OpenAI's chat API by OpenAI's own client, which takes half the processor time of LiteLLM's."""
 
 import asyncio
 import os

@@ -1,12 +1,10 @@
 """The settings of a language model, and the clients built from them. This module does not need Prefect."""
 
-import importlib.util
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
-from ...sandbox.errors import ConfigurationError
-from .litellm_client import INSTALL_HINT, LiteLLMModel
+from .litellm_client import LiteLLMModel
 
 # Arguments of a request that options must not override.
 RESERVED_OPTIONS = {
@@ -113,11 +111,6 @@ class LanguageModelSettings(BaseModel):
             retries=self.retries,
             own_price=(self.input_cost_per_token, self.output_cost_per_token),
         )
-
-    async def check(self) -> None:
-        """Raise ConfigurationError if LiteLLM is missing."""
-        if importlib.util.find_spec("litellm") is None:  # `find_spec` does not import LiteLLM.
-            raise ConfigurationError(INSTALL_HINT)
 
     def fingerprint(self) -> dict[str, Any]:
         """Return the settings that an answer depends on, as JSON without secrets and limits."""

@@ -13,16 +13,14 @@ from pathlib import Path
 
 from ...sandbox.errors import ConfigurationError, RlmBatchError
 from ...sandbox.wire.process_table import read_process
-from ...sandbox.wire.python_directory import remove_python_directory
 from .cgroup import remove_group
 from .inventory import (
     FOLDER_PATTERN,
     FOLDER_PREFIX,
     LABELS_FILE,
-    USERS_FILE,
     compute_mark,
     is_own_directory,
-    read_group,
+    read_labels,
 )
 
 FIRST_UID = 0x5A000000  # first id of the users that run code for a root host; far from assigned ids
@@ -57,7 +55,10 @@ async def delete_sandbox(sandbox_id: str) -> bool:
         await asyncio.sleep(ROUND_SECONDS)
     if left := await kill_processes(folder):
         raise RlmBatchError(f"these processes of sandbox {sandbox_id} could not be ended: {left}. Reap again later")
-    await asyncio.to_thread(remove_group, read_group(folder))
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        group = read_labels(folder, "group")
+        if os.path.basename(group) == folder.name:
+            await asyncio.to_thread(remove_group, group)
     if not await asyncio.to_thread(remove_folder, folder):
         raise RlmBatchError(f"the folder {folder} of a sandbox could not be removed in time: reap again in a minute")
     await kill_processes(folder)  # A terminal whose shell was killed above may have started a keeper.
@@ -135,17 +136,8 @@ def _count_ancestors(pid: int, pids: Collection[int]) -> int:
     return count
 
 
-def remove_programs(folder: Path) -> None:
-    """Remove the directory of the sandbox's Python. If that fails, only `remove_folder` can remove the folder."""
-    with suppress(OSError):
-        remove_python_directory(str(folder / "python"), [USERS_FILE])
-
-
 def remove_empty_folder(folder: Path) -> bool:
-    """Remove a folder in which code left no files, after `remove_programs`; return whether the folder is gone.
-
-    Both functions are fast enough to need no thread.
-    """
+    """Remove a folder without its Python in which code left no files; return whether it is gone. It needs no thread."""
     try:
         for name in ("work", "tmp"):
             os.rmdir(f"{folder}/{name}")

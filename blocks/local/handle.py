@@ -6,6 +6,7 @@ import os
 import signal
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -13,12 +14,14 @@ from ...sandbox.driver_settings import DriverSettings
 from ...sandbox.errors import SandboxLost, SandboxStartError, VolumeError
 from ...sandbox.sandbox_api import Sandbox
 from ...sandbox.wire.pipes import READ_BYTES
+from ...sandbox.wire.python_directory import remove_python_directory
 from ..storage.local_volume import OWN_MODES, LocalVolume
 from ..storage.safe_paths import read_file_below, replace_file_below
 from ..subprocess_runner import run_command
 from .cgroup import SandboxGroup, remove_group, try_remove_group
 from .channel import LocalChannel
-from .deletion import END_GRACE_SECONDS, kill_processes, remove_empty_folder, remove_folder, remove_programs
+from .deletion import END_GRACE_SECONDS, kill_processes, remove_empty_folder, remove_folder
+from .inventory import USERS_FILE
 from .isolation import IsolationLevel
 from .keeper import leave_folder
 from .launch.driver_process import DriverProcess
@@ -202,7 +205,8 @@ class LocalSandboxHandle(Sandbox):
             process.kill_namespace()
             process.close_pipes()
         if not keeps_folder and not self.launch.is_bubblewrap:
-            remove_programs(self.folder)  # This takes about as long as the end of the processes.
+            with suppress(OSError):  # This takes about as long as the end of the processes.
+                remove_python_directory(str(self.folder / "python"), [USERS_FILE])
         if process is not None:
             for number in (signal.SIGTERM, signal.SIGKILL):
                 if await process.wait(END_GRACE_SECONDS):

@@ -9,6 +9,7 @@ import time
 import uuid
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from ...sandbox.file_lock import try_lock
 from ..provider import SandboxInfo
@@ -65,18 +66,9 @@ def _read_info(folder: Path) -> SandboxInfo | None:
     return None
 
 
-def read_labels(folder: Path) -> dict[str, str]:
-    """Return a sandbox's labels. Raises OSError, ValueError or KeyError if its labels file is damaged."""
-    return dict(json.loads((folder / LABELS_FILE).read_text(encoding="utf-8"))["labels"])
-
-
-def read_group(folder: Path) -> str:
-    """Return the directory of a sandbox's control group, which has its id as its name; empty if there is none."""
-    try:
-        path = json.loads((folder / LABELS_FILE).read_text(encoding="utf-8"))["group"]
-        return path if os.path.basename(path) == folder.name else ""
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
+def read_labels(folder: Path, part: str = "labels") -> Any:
+    """Return a sandbox's labels, or its control `group`. Raises OSError, ValueError or KeyError for a damaged file."""
+    return json.loads((folder / LABELS_FILE).read_text(encoding="utf-8"))[part]
 
 
 def write_locked_labels(folder: Path, labels: dict[str, str], group: str = "") -> int:

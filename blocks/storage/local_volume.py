@@ -10,7 +10,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ...sandbox.errors import ConfigurationError, VolumeError
-from ..volume import NAME, VolumeFile, VolumeStore, check_volume_name, is_reserved_name, split_volume_path
+from ...sandbox.wire.names import OWN_FILE_PREFIX
+from ..volume import NAME, VolumeFile, VolumeStore, check_file_path, check_volume_name, split_volume_path
 from ..worker_consent import check_path, check_writable_directory
 from .location import locate_local, resolve_data_dir
 from .safe_paths import enter_directory_below, read_file_below, replace_file_below
@@ -113,11 +114,11 @@ class LocalVolume(VolumeStore):
     async def get(self, path: str, max_bytes: int | None = None) -> bytes:
         """Return a file's bytes as `VolumeStore.get` does. Raises VolumeError for a file of more than `max_bytes`."""
         await asyncio.to_thread(self._require_directory)
-        return await asyncio.to_thread(read_file_below, self.path, _check_file_path(path), max_bytes)
+        return await asyncio.to_thread(read_file_below, self.path, check_file_path(path), max_bytes)
 
     async def put(self, path: str, data: bytes) -> None:
         """Write the file as `VolumeStore.put` does. The file gets its name when it is complete."""
-        path = _check_file_path(path)
+        path = check_file_path(path)
         modes = OWN_MODES if await asyncio.to_thread(self.create) is None else SHARED_MODES
         await asyncio.to_thread(replace_file_below, self.path, path, data, *modes)
 
@@ -145,11 +146,11 @@ class LocalVolume(VolumeStore):
                     raise VolumeError(
                         f"{folder[:99]}... has more than {MAX_DEPTH} nested directories: list a path in it"
                     )
-                folders[:] = [name for name in folders if not is_reserved_name(name)]
+                folders[:] = [name for name in folders if not name.startswith(OWN_FILE_PREFIX)]
                 for name in names:
                     with suppress(FileNotFoundError):  # Code deleted the file meanwhile.
                         entry = os.stat(name, dir_fd=fd, follow_symlinks=False)
-                        if stat.S_ISREG(entry.st_mode) and not is_reserved_name(name):
+                        if stat.S_ISREG(entry.st_mode) and not name.startswith(OWN_FILE_PREFIX):
                             place = os.path.normpath("/".join((*way[:-1], folder, name)))
                             files.append(VolumeFile(place, entry.st_size))
         return sorted(files, key=lambda file: file.path)
@@ -164,12 +165,6 @@ class LocalVolume(VolumeStore):
                 shutil.rmtree(way[-1], dir_fd=at)
             else:
                 os.unlink(way[-1], dir_fd=at)
-
-
-def _check_file_path(path: str) -> str:
-    if not (names := split_volume_path(path)):
-        raise VolumeError("the volume itself is a directory: name a file in it")
-    return "/".join(names)
 
 
 @contextmanager
