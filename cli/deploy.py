@@ -71,8 +71,8 @@ def deploy_reap(
     Args:
         provider: local, container, daytona, modal, or a saved block such as daytona-sandbox/NAME
     """
-    _check_name(name)
-    return _deploy_flow("reap", [], {"provider": provider}, name, cron, timezone, work_pool)
+    entry = _build_entry(name, cron, timezone)
+    return _deploy_flow("reap", [], {"provider": provider}, entry, work_pool)
 
 
 def make_deploy_action(
@@ -81,9 +81,9 @@ def make_deploy_action(
     """Return the action that creates a deployment of a flow with its parameters.
 
     Raises:
-        ConfigurationError: The name is not valid.
+        ConfigurationError: The name or the schedule is not valid.
     """
-    _check_name(name)
+    entry = _build_entry(name, cron, timezone)
 
     def deploy_flow(model: type[FlowParameters[Any]], files: list[str], values: dict[str, Any]) -> int:
         if values.get("secrets"):
@@ -93,7 +93,7 @@ def make_deploy_action(
         if not parameters.reads_blocks():
             parameters.make_plan(print_reading)  # Fail now and not in the deployment's runs.
         converted = {parameter: getattr(parameters, parameter) for parameter in values}
-        return _deploy_flow(model.flow_name, files, converted, name, cron, timezone, work_pool)
+        return _deploy_flow(model.flow_name, files, converted, entry, work_pool)
 
     return deploy_flow
 
@@ -111,50 +111,42 @@ def __getattr__(name: str) -> Callable[..., int]:
     return build_flow_command(load_model(name), options, make_deploy_action)
 
 
-def _check_name(name: str) -> None:
-    if not re.fullmatch(r"\w[\w.-]*", name):
-        raise ConfigurationError(f"--name {name!r} is not allowed: use letters, digits, dots, dashes and underscores")
-
-
-def _deploy_flow(
-    flow_name: str,
-    files: list[str],
-    values: dict[str, Any],
-    name: str,
-    cron: str | None,
-    timezone: str | None,
-    work_pool: str | None,
-) -> int:
-    """Create the deployment, print its name and how to run it, and return the exit status."""
-    from ..deployments.deploy import deploy_own
-
-    schedules = [] if cron is None and timezone is None else [_build_schedule(cron, timezone)]
-    flow = load_flow(flow_name)
-    names = ", ".join(Path(file).name for file in files[:5]) + ", ..." * (len(files) > 5)
-    description = f"A {flow_name}{f' of {names}' if files else ''}, by rlm-batch deploy."
-    work_pool = asyncio.run(deploy_own(flow, name, values, description, schedules, work_pool))
-    print(f"{flow.name}/{name} made, in the work pool {work_pool}")
-    if cron is not None:
-        print(f"It runs by itself: {cron} ({timezone or 'UTC'})")
-    print(f"\nRun it now: prefect deployment run {flow.name}/{name} --watch")
-    return 0
-
-
-def _build_schedule(cron: str | None, timezone: str | None) -> dict[str, Any]:
-    """Return a schedule in Prefect's form.
+def _build_entry(name: str, cron: str | None, timezone: str | None) -> dict[str, Any]:
+    """Return the name and the schedules of a deployment, as in prefect.yaml.
 
     Raises:
-        ConfigurationError: `cron` or `timezone` is missing or invalid.
+        ConfigurationError: The name or the schedule is not valid.
     """
     from prefect.client.schemas.schedules import CronSchedule
 
+    if not re.fullmatch(r"\w[\w.-]*", name):
+        raise ConfigurationError(f"--name {name!r} is not allowed: use letters, digits, dots, dashes and underscores")
+    if cron is None and timezone is None:
+        return {"name": name, "schedules": []}
     schedule: dict[str, Any] = {"cron": cron, "timezone": timezone or "UTC"}
     try:
         CronSchedule(**schedule)
     except ValueError:
-        zone = "" if timezone is None else f" with --timezone {timezone!r}"
         raise ConfigurationError(
-            f"--cron {cron!r}{zone} is not a schedule: give minute, hour, day, month and day of week, as in --cron "
-            '"0 2 * * *" --timezone Europe/Berlin for every night at two'
+            f"--cron {cron!r} with --timezone {schedule['timezone']!r} is not a schedule: give minute, hour, day, "
+            'month and day of week, as in --cron "0 2 * * *" --timezone Europe/Berlin for every night at two'
         ) from None
-    return schedule
+    return {"name": name, "schedules": [schedule]}
+
+
+def _deploy_flow(
+    flow_name: str, files: list[str], parameters: dict[str, Any], entry: dict[str, Any], work_pool: str | None
+) -> int:
+    """Create the deployment, print its name and how to run it, and return the exit status."""
+    from ..deployments.deploy import deploy_own
+
+    flow = load_flow(flow_name)
+    names = ", ".join(Path(file).name for file in files[:5]) + ", ..." * (len(files) > 5)
+    entry["description"] = f"A {flow_name}{f' of {names}' if files else ''}, by rlm-batch deploy."
+    work_pool = asyncio.run(deploy_own(flow, entry | {"parameters": parameters}, work_pool))
+    name = f"{flow.name}/{entry['name']}"
+    print(f"{name} made, in the work pool {work_pool}")
+    for schedule in entry["schedules"]:
+        print(f"It runs by itself: {schedule['cron']} ({schedule['timezone']})")
+    print(f"\nRun it now: prefect deployment run {name} --watch")
+    return 0

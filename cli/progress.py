@@ -75,7 +75,11 @@ class ProgressDisplay(FlowListener):
             self._console.print(self._summary(), highlight=False, markup=False)
 
     def on_prefect_start(self) -> None:
-        text = _describe_start()
+        from prefect.settings import PREFECT_API_URL, PREFECT_HOME
+
+        text = "waiting for the Prefect server" if PREFECT_API_URL.value() else "starting Prefect"
+        if not PREFECT_API_URL.value() and not (PREFECT_HOME.value() / "prefect.db").exists():
+            text += " (half a minute the first time)"
         if self._live:
             self._progress.update(self._task, description=text)
         else:
@@ -197,13 +201,3 @@ def _take_line(text: str, *, is_last: bool = False) -> str:
 
 def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: max(0, width - 3)] + "..."
-
-
-def _describe_start() -> str:
-    """Return a text about the Prefect server that the flow run waits for: the configured server, or its own."""
-    from prefect.settings import PREFECT_API_URL, get_current_settings
-
-    if PREFECT_API_URL.value():
-        return "waiting for the Prefect server"
-    has_database = (get_current_settings().home / "prefect.db").exists()
-    return "starting Prefect" if has_database else "starting Prefect (half a minute the first time)"

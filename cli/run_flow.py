@@ -13,7 +13,7 @@ import httpx
 
 from ..blocks.registry import make_unsaved_provider
 from ..flows.parameters import FlowParameters
-from ..flows.plan import Outcomes, Plan
+from ..flows.plan import Outcomes
 from ..flows.registry import load_flow
 from ..flows.reporting.failure_reasons import FailureReasons
 from ..flows.reporting.table import MAX_SHOWN_ROWS, get_mark
@@ -25,7 +25,7 @@ from ..sandbox.outcomes.text_escape import escape_text
 from ..tasks.host_tools import load_tools
 from ..tasks.redrawn_lines import redraw_lines
 from .option_names import name_options
-from .output import OutputFormat, print_json, print_outputs, print_table
+from .output import OutputFormat, count, print_json, print_outputs, print_table
 from .progress import ProgressDisplay, print_reading
 
 T = TypeVar("T")
@@ -47,9 +47,15 @@ def run_flow(model: type[FlowParameters[Any]], files: list[str], output: OutputF
     make_unsaved_provider(values.get("provider", "local"), values.get("provider_options"))
     plan = None if parameters.reads_blocks() else parameters.make_plan(print_reading)
     display = ProgressDisplay()
+
+    async def start() -> Report[Any]:
+        from ..flows.prefect_flow import call_flow
+
+        return await call_flow(load_flow(model.flow_name), parameters, display, plan)
+
     failed: ExecutionsFailed | None = None
     try:
-        report = run_with_display(_start_flow(model, parameters, plan, display), display, values)
+        report = run_with_display(start(), display, values)
     except ExecutionsFailed as error:
         failed = error
         spec = None if plan is None else plan.report_spec
@@ -58,8 +64,7 @@ def run_flow(model: type[FlowParameters[Any]], files: list[str], output: OutputF
     _print_report(report, output, files)
     collected = sum(len(outcome.meta.collected) for outcome in report.outcomes)
     if collected:
-        noun = "file" if collected == 1 else "files"
-        print(f"{collected} {noun} collected, in files/ of the results", file=sys.stderr)
+        print(f"{count(collected, 'file')} collected, in files/ of the results", file=sys.stderr)
     sys.stdout.flush()
     if failed is not None:
         _print_failures(failed, files if len(files) > 1 else [])
@@ -83,14 +88,6 @@ def _import_from_working_directory(tools: dict[str, str], sampler: str) -> None:
             find_sampler_class(sampler)
     finally:
         sys.path.remove(os.getcwd())
-
-
-async def _start_flow(
-    model: type[FlowParameters[Any]], parameters: FlowParameters[Any], plan: Plan | None, display: ProgressDisplay
-) -> Report[Any]:
-    from ..flows.prefect_flow import call_flow
-
-    return await call_flow(load_flow(model.flow_name), parameters, display, plan)
 
 
 def _print_report(report: Report[Any], output: OutputFormat, files: list[str]) -> None:

@@ -119,22 +119,12 @@ async def _apply(flow: Any, entry: dict[str, Any], work_pool: str) -> None:
     await deployment.aapply()
 
 
-async def deploy_own(
-    flow: Any,
-    name: str,
-    parameters: dict[str, Any],
-    description: str,
-    schedules: list[dict[str, Any]],
-    work_pool: str | None,
-) -> str:
+async def deploy_own(flow: Any, entry: dict[str, Any], work_pool: str | None) -> str:
     """Create a deployment of one of our flows on the configured server, or replace the deployment of that name.
 
     Args:
         flow: The flow.
-        name: The name of the deployment, which Prefect calls FLOW/NAME.
-        parameters: The parameters of its runs, including the code.
-        description: The text that the UI shows.
-        schedules: The schedules, each with `cron` and `timezone`; empty for none.
+        entry: Name, description, schedules and parameters, as in prefect.yaml.
         work_pool: The work pool of its runs. None means that of the deployment of that name, or else rlm-batch.
 
     Returns:
@@ -143,21 +133,20 @@ async def deploy_own(
     Raises:
         ConfigurationError: The parameters are too long, or the server refuses a request.
     """
-    size = len(json.dumps(parameters, separators=(",", ":")))
+    size = len(json.dumps(entry["parameters"], separators=(",", ":")))
     if size > MAX_PARAMETERS_BYTES:
         raise ConfigurationError(
             f"the code and the parameters have {size:,} bytes, and Prefect takes {MAX_PARAMETERS_BYTES:,} for a run: "
-            "bring modules with --python-path, and data in files"
+            "bring modules with `python_path`, and data in files"
         )
-    entry: dict[str, Any] = {"name": name, "description": description, "tags": [TAG], "parameters": parameters}
-    entry["schedules"] = schedules
-    if flow.fn.__name__ != "reap":  # It gives back lost slots, so it must not wait for one.
-        if schedules:
+    entry |= {"tags": [TAG]}
+    if flow.fn.__name__ != "reap":  # Two runs of it at a time do no harm.
+        if entry["schedules"]:
             entry["concurrency_limit"] = ONE_AT_ONCE
-        elif str(parameters.get("provider", "local")).startswith(("local", "container")):
+        elif str(entry["parameters"].get("provider", "local")).startswith(("local", "container")):
             entry["concurrency_limit"] = FOUR_AT_ONCE
     async with _open_client() as client:
-        existing = await _read_deployment(client, f"{flow.name}/{name}")
+        existing = await _read_deployment(client, f"{flow.name}/{entry['name']}")
         work_pool = work_pool or (existing and existing.work_pool_name) or WORK_POOL
         await _apply(flow, entry, work_pool)
         return work_pool

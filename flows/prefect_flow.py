@@ -37,7 +37,6 @@ from .listener import FlowListener
 from .orphans import remove_sandboxes
 from .parameters import FlowParameters, build_signature, find_contents, find_field, read_docstring
 from .plan import Plan
-from .prefect_patches import keep_runs_without_lease
 from .prefect_server import provide_server
 from .sharding.shard_runs import cancel_shards
 from .sharding.work_pool import require_server_url
@@ -288,7 +287,6 @@ def define_function_flow(
 
 def _make_flow(function: Callable[..., Any], name: str, **options: Any) -> BatchFlow[..., Any]:
     function.__doc__ = _document_parameters(function)
-    keep_runs_without_lease(BatchFlow)
     # These hooks are for a run whose process died. Otherwise the run's lanes have removed the sandboxes.
     # The shards of a run that crashed continue, for the run that resumes the job.
     hooks: dict[str, Any] = {"on_cancellation": [remove_sandboxes, cancel_shards], "on_crashed": [remove_sandboxes]}

@@ -4,16 +4,11 @@
 """
 
 import asyncio
-import functools
-import sys
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-from prefect import Flow
-from prefect.context import FlowRunContext
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession, AsyncSessionTransaction
@@ -30,30 +25,6 @@ def handle_sigterm(handler: Callable[[int, Any], None]) -> None:
 
     if hasattr(engine, "_prefect_sigterm_handler"):
         engine._prefect_sigterm_handler = handler  # type: ignore[assignment]
-
-
-def keep_runs_without_lease(flow_class: type[Flow[Any, Any]]) -> None:
-    """Let the runs of flows of this class continue when the server has lost the lease of their deployment's limit.
-
-    A server with Prefect's defaults keeps leases in memory and forgets them when it restarts, but still counts the
-    run's slot, and frees it when the run ends. Prefect 3.8 and 3.9 renew the lease every 225 s and cancel the run if
-    the server does not know it; the engine has no setting for this. Flow runs of others are not changed. Only the
-    process of a deployment's run holds such a lease. It has imported the engine before it loads the flow.
-    """
-    engine: Any = sys.modules.get("prefect.flow_engine")
-    original = getattr(engine, "amaintain_concurrency_lease", None)
-    if original is None or hasattr(original, "__wrapped_by_rlm_batch__"):
-        return
-
-    @functools.wraps(original)
-    def maintain(*args: Any, **options: Any) -> Any:
-        context = FlowRunContext.get()
-        if context is not None and isinstance(context.flow, flow_class):
-            options |= {"raise_on_lease_renewal_failure": False, "suppress_warnings": True}
-        return original(*args, **options)
-
-    vars(maintain)["__wrapped_by_rlm_batch__"] = True
-    engine.amaintain_concurrency_lease = maintain
 
 
 @dataclass

@@ -1,14 +1,12 @@
 """What Prefect does without each of our patches. A test that fails here says that its patch is no longer needed."""
 
 import asyncio
-import inspect
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import sqlalchemy
-from prefect.flow_engine import AsyncFlowRunEngine
 from prefect.server.database.configurations import AioSqliteConfiguration
 from sqlalchemy.exc import OperationalError
 
@@ -33,10 +31,6 @@ print("cleaned up")
 def test_prefects_handler_of_sigterm_interrupts_a_cleanup() -> None:
     done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=100, check=False)
     assert done.stdout == "TerminationSignal\n", done.stderr
-
-
-def test_prefects_engine_cancels_a_run_whose_lease_cannot_be_renewed() -> None:
-    assert "raise_on_lease_renewal_failure=True" in inspect.getsource(AsyncFlowRunEngine.setup_run_context)
 
 
 @pytest.mark.anyio

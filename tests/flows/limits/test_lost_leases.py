@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -131,15 +130,3 @@ async def test_a_server_that_is_killed_and_started_again_costs_no_run_and_no_slo
     (tmp_path / "go").touch()
     assert len(await run) == 2
     assert await count_slots() == 0
-
-
-@pytest.mark.full
-async def test_doctor_and_deploy_warn_about_leases_in_memory(ordinary_server):
-    setting = "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE=prefect.server.concurrency.lease_storage.filesystem"
-    for command in ("doctor", "deploy"):
-        done = await asyncio.to_thread(
-            subprocess.run, [RLM_BATCH, command], capture_output=True, text=True, timeout=150, check=False
-        )
-        told = done.stdout if command == "doctor" else done.stderr
-        assert "this Prefect server keeps leases in memory" in told, done.stdout + done.stderr
-        assert setting in told.replace("\n", "").replace(" ", "")  # The table of doctor has lines.
