@@ -207,7 +207,7 @@ async def test_out_of_memory_names_the_setting_and_keeps_a_context(
                 await interpreter.execute(code, context="c" if name == "large pieces" else None)
             assert caught.value.out_of_memory, f"{name}: {caught.value}"
             value = "" if small_provider.provider_name in ("daytona", "modal") else r" \(it is [\d,]+\)"
-            assert re.search(f"give the sandbox more with {option}{value}$", caught.value.summary), name
+            assert re.search(f"give the sandbox more with `{option}`{value}$", caught.value.summary), name
         assert (await interpreter.execute("SUBMIT(kept=kept)", context="c")).kept == 1
         assert (await interpreter.execute(CATCHING)).caught
 

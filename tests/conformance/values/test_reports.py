@@ -103,22 +103,15 @@ async def test_pruning_ends_the_execution_wherever_it_reports(provider: SandboxP
             assert (result.outputs, result.meta.pruned, len(result.meta.reports)) == ({}, True, 4), name
 
 
-async def test_a_context_survives_pruning_and_reports_again(provider: SandboxProvider) -> None:
-    async with provider.interpreter(timeout=HANG_SECONDS) as interpreter:
+async def test_a_prepared_context_survives_pruning_and_reports_again(provider: SandboxProvider) -> None:
+    prepare = Preparation("def train(call):\n    for step in range(9):\n        call(1, step)", 60, None)
+    async with provider.interpreter(timeout=HANG_SECONDS, prepare=prepare) as interpreter:
         first = await interpreter.execute(
-            "x = 7\nfor step in range(9):\n    report(1, step)",
-            context="c",
-            should_prune=lambda step, _value: step == 1,
+            "x = 7\ntrain(report)", context="c", should_prune=lambda step, _value: step == 1
         )
         second = await interpreter.execute("report(2, 0)\nSUBMIT(x=x)", context="c")
     assert first.meta.pruned
     assert (second.x, second.meta.reports, second.meta.pruned) == (7, ((0, 2.0),), False)
-
-
-async def test_prepared_code_can_report(provider: SandboxProvider) -> None:
-    prepare = Preparation("def train(call):\n    for step in range(9):\n        call(1, step)", 60, None)
-    result = await run(provider, "train(report)", lambda step, _value: step == 1, prepare=prepare)
-    assert result.meta.pruned
 
 
 async def test_a_tool_or_variable_named_report_replaces_ours(provider: SandboxProvider) -> None:

@@ -68,6 +68,13 @@ try:
 finally:
     print("closed")
 """,
+    "before a crash": """
+import os
+try:
+    SUBMIT(x=1)
+finally:
+    os._exit(3)
+""",
     "in a coroutine": """
 import asyncio
 async def main():
@@ -148,33 +155,6 @@ async def test_submit_in_a_loop_that_catches_all_errors_ends_the_execution(inter
         interpreter.execute(dedent(asleep), context="c"),
     )
     assert [result.x for result in results] == [1, 2, 2]
-
-
-async def test_only_the_first_submitting_thread_counts(interpreter: Interpreter) -> None:
-    code = """
-        import threading
-        gate = threading.Barrier(8)
-        def run(i):
-            gate.wait()
-            SUBMIT(i=i, square=i * i)
-        threads = [threading.Thread(target=run, args=(i,)) for i in range(8)]
-        [thread.start() for thread in threads]
-        [thread.join() for thread in threads]
-        """
-    for _ in range(5):
-        result = await interpreter.execute(dedent(code))
-        assert result.square == result.i**2
-
-
-async def test_a_crash_after_submit_does_not_undo_it(interpreter: Interpreter) -> None:
-    code = """
-        import os
-        try:
-            SUBMIT(x=1)
-        finally:
-            os._exit(3)
-        """
-    assert (await interpreter.execute(dedent(code))).x == 1
 
 
 async def test_open_files_are_flushed_when_the_execution_ends(interpreter: Interpreter) -> None:
