@@ -28,7 +28,10 @@ _libc: Any = None
 def _find_prctl() -> tuple[Callable[..., int], Callable[[], int]]:
     """Return `prctl` and a function that reads its errno; both are built once."""
     global _prctl
-    _prctl = _prctl or _make_prctl()
+    if _prctl is None:
+        import _ctypes
+
+        _prctl = load_function("prctl", "iLLLL"), _ctypes.get_errno
     return _prctl
 
 
@@ -44,24 +47,20 @@ def _load_libc() -> Any:
     return _libc
 
 
-def _make_prctl() -> tuple[Callable[..., int], Callable[[], int]]:
-    """Build `prctl` from `_ctypes`: importing `ctypes` takes longer than importing the driver."""
-    try:
-        import _ctypes
+def load_function(name: str, arguments: str, *, keeps_lock: bool = False) -> Callable[..., int]:
+    """Return a C function by its name and the codes of its arguments' types; it keeps Python's lock if asked.
 
-        raw: Any = _ctypes
-        number, word = (type("Number", (raw._SimpleCData,), {"_type_": kind}) for kind in "iL")
-        flags = raw.FUNCFLAG_CDECL | raw.FUNCFLAG_USE_ERRNO
-        function: Any = type("Function", (raw.CFuncPtr,), {"_flags_": flags, "_restype_": number})
-        call = function(raw.dlsym(raw.dlopen(None, 0), "prctl"))
-        call.argtypes = [number] + [word] * 4
-        return call, raw.get_errno
-    except (ImportError, AttributeError):  # another Python than CPython
-        import ctypes
+    Importing `ctypes` itself takes longer than importing the driver.
+    """
+    import _ctypes
 
-        call = ctypes.CDLL(None, use_errno=True).prctl
-        call.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
-        return call, ctypes.get_errno
+    raw: Any = _ctypes
+    types = {code: type("Number", (raw._SimpleCData,), {"_type_": code}) for code in "iL"}
+    flags = raw.FUNCFLAG_CDECL | raw.FUNCFLAG_USE_ERRNO | (raw.FUNCFLAG_PYTHONAPI if keeps_lock else 0)
+    function: Any = type("Function", (raw.CFuncPtr,), {"_flags_": flags, "_restype_": types["i"]})
+    call = function(raw.dlsym(raw.dlopen(None, 0), name))
+    call.argtypes = [types[code] for code in arguments]
+    return call
 
 
 class SeccompFilter:

@@ -31,7 +31,11 @@ def main(
         runner: A runner made by the zygote, which has imported the common modules.
         child: A child forked ahead, which waits for the settings: its id and our ends of its pipes.
     """
-    become_driver(watched)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # The host may have blocked signals, which this process inherits.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the host handles Ctrl-C in its terminal
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    if watched:
+        fork_supervisor()
     # Any later read or write on descriptors 0 and 1 reaches /dev/null.
     reads, writes = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in (0, 1))
     _close_wire(os.open(os.devnull, os.O_RDWR))
@@ -43,15 +47,6 @@ def main(
         # The kernel kills all other processes of a namespace with its first one.
         left = "" if os.getpid() == 1 else kill_all_children()
     end_driver(left)
-
-
-def become_driver(watched: bool) -> None:
-    """Set this process's signals, and fork if the driver is `watched`; see `main`."""
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # The host may have blocked signals, which this process inherits.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the host handles Ctrl-C in its terminal
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    if watched:
-        fork_supervisor()
 
 
 def end_driver(left: str) -> None:

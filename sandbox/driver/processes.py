@@ -12,10 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
 else:
-    try:
-        import _signal as signal  # `signal` itself imports `enum`
-    except ImportError:  # a Python other than CPython
-        import signal
+    import _signal as signal  # `signal` itself imports `enum`
 
 KILL_GRACE_SECONDS = 1.0  # time for an interrupted execution to unwind before the kill
 

@@ -12,6 +12,7 @@ import os
 import sys
 import time
 
+from ..confinement import load_function
 from .channel import CHANNEL_IN, CHANNEL_OUT, FORK_REQUESTS, place_descriptors, report_unconfined
 
 TYPE_CHECKING = False
@@ -122,7 +123,7 @@ def serve_forks(runner: CodeRunner, confinement: Confinement, supervisor: int) -
     """Fork the calling process for each request. Returns only in each fork, which then runs its execution."""
     import _socket
 
-    requests, fork_bare = _socket.socket(fileno=FORK_REQUESTS), _find_bare_fork()
+    requests, fork = _socket.socket(fileno=FORK_REQUESTS), load_function("fork", "", keeps_lock=True)
     requests.setblocking(True)  # the code may have called `socket.setdefaulttimeout`
     confinement.close_to_forks()
     while True:
@@ -131,7 +132,7 @@ def serve_forks(runner: CodeRunner, confinement: Confinement, supervisor: int) -
             if len(fds) != count:  # this process has reached its limit on open files; the missing descriptors are lost
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             confinement.release_orphans()  # The supervisor must adopt the grandchild.
-            middle = fork_bare()
+            middle = _fork_bare(fork)
             if middle == 0:
                 break
             status = os.waitstatus_to_exitcode(os.waitpid(middle, 0)[1])
@@ -173,26 +174,14 @@ def _reap_orphans() -> None:
         pass
 
 
-def _find_bare_fork() -> Callable[[], int]:
-    """Return fork(2) without Python's work in the child, which touches hundreds of pages. The child must soon fork."""
-    try:
-        import _ctypes
+def _fork_bare(fork: Callable[[], int]) -> int:
+    """Call fork(2) without Python's work in the child, which touches hundreds of pages. The child must soon fork."""
+    import _ctypes
 
-        raw: Any = _ctypes
-        number = type("Number", (raw._SimpleCData,), {"_type_": "i"})
-        flags = raw.FUNCFLAG_CDECL | raw.FUNCFLAG_PYTHONAPI | raw.FUNCFLAG_USE_ERRNO
-        function: Any = type("Function", (raw.CFuncPtr,), {"_flags_": flags, "_restype_": number})
-        call = function(raw.dlsym(raw.dlopen(None, 0), "fork"))
-    except (ImportError, AttributeError):  # another Python than CPython
-        return os.fork
-
-    def fork_bare() -> int:
-        pid: int = call()
-        if pid < 0:
-            raise OSError(raw.get_errno(), "fork")
-        return pid
-
-    return fork_bare
+    pid = fork()
+    if pid < 0:
+        raise OSError(_ctypes.get_errno(), "fork")
+    return pid
 
 
 def _fork_once_more(requests: Any) -> None:

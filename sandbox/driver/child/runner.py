@@ -46,9 +46,6 @@ SHADOWED_NAMES = ("report", "display")  # Instructions of models lack these name
 MAX_TRACEBACK_CHARACTERS = 20_000
 DRIVER_DEPTH = 500  # stack frames, enough to describe an error
 REHEARSAL = b'{"code":"x = 0","names":[],"output_fields":null,"queries":false,"variables":{}}'
-# Message of the SystemError that Python 3.11 raised instead of a MemoryError in a function that had filled its memory.
-NO_EXCEPTION = "error return without exception set"
-FILLED_SHARE = 0.5  # resident share of the limit that counts as full; untouched memory counts against the limit too
 RESERVE_BYTES = 4 * 1024 * 1024  # untouched address space, freed to describe an error
 
 
@@ -475,8 +472,6 @@ class CodeRunner:
         for name, kind in kinds.items():
             if isinstance(error, kind):
                 return name
-        if isinstance(error, SystemError) and error.args == (NO_EXCEPTION,) and _has_filled_memory():
-            return "memory"
         if not self._is_compiled and isinstance(error, (SyntaxError, ValueError, RecursionError, OverflowError)):
             return "syntax"
         return "code"
@@ -518,13 +513,6 @@ def _read_usage() -> tuple[int, int]:
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     seconds = sum(usage.ru_utime + usage.ru_stime for usage in usages)
     return int(seconds * 1e6), max(usage.ru_maxrss for usage in usages)
-
-
-def _has_filled_memory() -> bool:
-    """Return whether the process has used most of its memory limit."""
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return limit != resource.RLIM_INFINITY and held > limit * FILLED_SHARE
 
 
 def _clear_frames(error: BaseException) -> None:

@@ -242,7 +242,7 @@ class _Zygote:
         status.close()
         del data, fds, status
         # Wait for the host's first frame: before it, the host may still act on this process.
-        _is_asked_within(None, 0)
+        select.select([0], [], [])
         run_driver(runner=self._runner, child=None if child is None else child.handle)
 
     def _rehearse(self, waiting: socket.socket) -> ChildAhead | None:
@@ -318,13 +318,6 @@ def _send_with_handle(to: socket.socket, words: bytes) -> None:
     process = os.pidfd_open(os.getpid())
     to.sendmsg([words], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [process]))])
     os.close(process)
-
-
-def _is_asked_within(milliseconds: float | None, fd: int | socket.socket) -> bool:
-    """Return whether the descriptor is readable or closed within `milliseconds`; None waits without limit."""
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    return bool(poll.poll(milliseconds))
 
 
 def _hand_over(waiting: socket.socket, data: bytes, fds: list[int]) -> bool:
