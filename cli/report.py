@@ -4,7 +4,6 @@ import asyncio
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -63,8 +62,7 @@ def show_report(
                 f"{option} writes only to this machine, and {target} is remote: write to a local path and copy it"
             )
     reader = open_run(run)
-    with refuse_damage(reader, "reported on"):
-        summary = reader.summarize()
+    summary = reader.summarize()
     importances = compute_importances(summary)
     for name, value in build_summary_rows(summary, reader.records, importances):
         print(f"{escape_text(name)}: {escape_text(value)}", file=sys.stderr)
@@ -89,8 +87,7 @@ def show_report(
     for file, kind, write in exports:
         if file:
             path = Path(file).expanduser().absolute()
-            with refuse_damage(reader, "exported"):
-                _write(path, partial(write, reader))
+            _write(path, partial(write, reader))
             print(f"{kind}: {path}", file=paths)
     return 0
 
@@ -109,9 +106,8 @@ def find_last_path() -> str:
 def show_comparison(runs: Sequence[str], output: OutputFormat) -> int:
     """Print how the outcomes of two runs differ, or as JSON a line for each pair of executions."""
     readers = [open_run(run) for run in runs]
-    with refuse_damage(readers[0], "compared"), refuse_damage(readers[1], "compared"):
-        summaries = [reader.summarize() for reader in readers]
-        comparison = compare_runs(*readers)
+    summaries = [reader.summarize() for reader in readers]
+    comparison = compare_runs(*readers)
     for letter, reader, summary in zip("AB", readers, summaries, strict=True):
         record = reader.records[-1]
         name = record.name or str(reader.ledger.path)
@@ -135,8 +131,7 @@ def show_execution(run: str, number: int, output: OutputFormat) -> int:
         ConfigurationError: The run has no execution with this number.
     """
     reader = open_run(run)
-    with refuse_damage(reader, "read"):
-        outcome = next((item for item in reader.read_outcomes() if item.meta.index == number), None)
+    outcome = next((item for item in reader.read_outcomes() if item.meta.index == number), None)
     if outcome is None:
         raise ConfigurationError(f"{reader.ledger.path} has no execution {number}: rlm-batch report {run} lists them")
     if output.is_json:
@@ -180,19 +175,6 @@ def open_run(run: str) -> LedgerReader:
     if reader.note:
         print(escape_text(reader.note), file=sys.stderr)
     return reader
-
-
-@contextmanager
-def refuse_damage(reader: LedgerReader, action: str) -> Iterator[None]:
-    """Raise ConfigurationError if the ledger has JSON that rlm-batch did not write."""
-    try:
-        yield
-    except ConfigurationError:
-        raise
-    except (TypeError, KeyError, AttributeError, ValueError, ArithmeticError) as error:
-        raise ConfigurationError(
-            f"the ledger {reader.ledger.path} is damaged and cannot be {action}: {error}"
-        ) from None
 
 
 def _write_page(

@@ -2,8 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ...sandbox.outcomes.outcome_json import get_status
@@ -32,19 +31,12 @@ class Pair:
     """The executions of two runs with the same variables. One of them is None if its run lacks them."""
 
     variables: dict[str, Any]
-    first: Side | None
-    second: Side | None
+    sides: tuple[Side | None, Side | None]
 
-    @property
-    def sides(self) -> tuple[Side | None, Side | None]:
-        """Both executions."""
-        return self.first, self.second
-
-    def compute_difference(self, name: str) -> float | None:
-        """Return the second value of a field minus the first; None without both."""
-        values = [None if side is None else side.numbers.get(name) for side in self.sides]
-        first, second = values
-        return None if first is None or second is None else second - first
+    def read_field(self, name: str) -> tuple[float | None, float | None, float | None]:
+        """Return the values of a field in both runs, and the second minus the first. None for what is missing."""
+        first, second = (None if side is None else side.numbers.get(name) for side in self.sides)
+        return first, second, None if first is None or second is None else second - first
 
     def describe(self) -> str:
         """Return in words which execution failed or is missing."""
@@ -53,45 +45,40 @@ class Pair:
             if side is not None and side.error:
                 names.setdefault((side.status, side.error), []).append(name)
         failures = [f"{status} in {' and '.join(runs)}: {error}" for (status, error), runs in names.items()]
-        missing = [f"only in {'A' if self.second is None else 'B'}"] if None in self.sides else []
+        missing = [f"only in {'A' if self.sides[1] is None else 'B'}"] if None in self.sides else []
         return "; ".join([*missing, *failures])
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Comparison:
     """Two runs joined by variables, in the order of the first run, then what only the second has."""
 
-    pairs: list[Pair] = field(default_factory=list[Pair])
-    fields: list[str] = field(default_factory=list[str])  # numeric fields; the objective comes first
+    pairs: list[Pair]
+    fields: list[str]  # numeric fields; the objective comes first
 
     def count_pairs(self) -> dict[str, int]:
         """Return how many executions are in both runs or in one, and how many failed in one or in both.
 
         Executions that did not run to the end in one of the runs are apart.
         """
-        both = [pair for pair in self.pairs if pair.first is not None and pair.second is not None]
-        statuses = [tuple(side.status for side in pair.sides if side is not None) for pair in both]
-        failed = [tuple(status == "failed" for status in pair) for pair in statuses if "unfinished" not in pair]
-        return {
-            "in both": len(both),
-            "only in A": sum(pair.second is None for pair in self.pairs),
-            "only in B": sum(pair.first is None for pair in self.pairs),
-            "failed only in A": failed.count((True, False)),
-            "failed only in B": failed.count((False, True)),
-            "failed in both": failed.count((True, True)),
-            "not run to the end in A or B": len(statuses) - len(failed),
-        }
+        only, failed = ("only in A", "only in B"), ("failed only in A", "failed only in B", "failed in both")
+        counts = dict.fromkeys(("in both", *only, *failed, "not run to the end in A or B"), 0)
+        for pair in self.pairs:
+            if None in pair.sides:
+                counts[only[pair.sides[0] is None]] += 1
+                continue
+            counts["in both"] += 1
+            statuses = [side.status for side in pair.sides if side is not None]
+            if "unfinished" in statuses:
+                counts["not run to the end in A or B"] += 1
+            elif "failed" in statuses:
+                counts[failed[2 if statuses[0] == statuses[1] else statuses.index("failed")]] += 1
+        return counts
 
     def describe_field(self, name: str) -> str:
         """Return in a line how a field changed: its means where both runs have it, and the signs of the differences."""
-        both = [
-            (pair.first.numbers[name], pair.second.numbers[name])
-            for pair in self.pairs
-            if pair.first is not None
-            and pair.second is not None
-            and name in pair.first.numbers
-            and name in pair.second.numbers
-        ]
+        values = [pair.read_field(name) for pair in self.pairs]
+        both = [(first, second) for first, second, _ in values if first is not None and second is not None]
         if not both:
             return "in no execution of both runs"
         first, second = (compute_mean(values) for values in zip(*both, strict=True))
@@ -115,8 +102,7 @@ class Comparison:
             row = ["" if side is None else str(side.index) for side in pair.sides]
             row += [format_cell(pair.variables.get(column.name, "")) for _, column in columns]
             for name in self.fields:
-                numbers = [None if side is None else side.numbers.get(name) for side in pair.sides]
-                row += ["" if n is None else format_cell(n) for n in (*numbers, pair.compute_difference(name))]
+                row += ["" if number is None else format_cell(number) for number in pair.read_field(name)]
             rows.append([*row, pair.describe()])
         return rows
 
@@ -124,7 +110,7 @@ class Comparison:
         failed = [side is None or bool(side.error) for side in pair.sides]
         if failed[0] != failed[1]:
             return 0, 0.0
-        difference = pair.compute_difference(self.fields[0]) if self.fields else None
+        difference = pair.read_field(self.fields[0])[2] if self.fields else None
         if difference is None:
             return 2, 0.0
         return 1, -math.inf if math.isnan(difference) else -abs(difference)
@@ -133,10 +119,9 @@ class Comparison:
         """Return a pair as an object for JSON. NaN and infinities are null."""
         fields: dict[str, dict[str, float | None]] = {}
         for name in self.fields:
-            numbers = [None if side is None else side.numbers.get(name) for side in pair.sides]
-            if numbers != [None, None]:
-                values = (*numbers, pair.compute_difference(name))
-                finite = (n if n is not None and math.isfinite(n) else None for n in values)
+            values = pair.read_field(name)
+            if any(value is not None for value in values):
+                finite = (value if value is not None and math.isfinite(value) else None for value in values)
                 fields[name] = dict(zip(("a", "b", "difference"), finite, strict=True))
         described = [
             None if side is None else {"index": side.index, "status": side.status, "error": side.error or None}
@@ -153,19 +138,17 @@ def compare_runs(first: LedgerReader, second: LedgerReader) -> Comparison:
     """
     specs = [reader.records[-1].report_spec for reader in (first, second)]
     has_repeats = any(spec.repeats is not None for spec in specs)
-    sides = [_read_sides(reader, spec, has_repeats) for reader, spec in zip((first, second), specs, strict=True)]
-    comparison = Comparison()
-    for key, (variables, side) in sides[0].items():
-        comparison.pairs.append(Pair(variables, side, sides[1][key][1] if key in sides[1] else None))
-    for key, (variables, side) in sides[1].items():
-        if key not in sides[0]:
-            comparison.pairs.append(Pair(variables, None, side))
-    objectives = [item.name for spec in specs for item in spec.objectives]
-    names = dict.fromkeys(
-        name for pair in comparison.pairs for side in pair.sides if side is not None for name in side.numbers
+    first_sides, second_sides = (
+        _read_sides(reader, spec, has_repeats) for reader, spec in zip((first, second), specs, strict=True)
     )
-    comparison.fields = [name for name in dict.fromkeys([*objectives, *names]) if name in names]
-    return comparison
+    pairs: list[Pair] = []
+    for key in dict.fromkeys([*first_sides, *second_sides]):
+        sides = first_sides.get(key), second_sides.get(key)
+        variables = next(side[0] for side in sides if side is not None)
+        pairs.append(Pair(variables, (sides[0] and sides[0][1], sides[1] and sides[1][1])))
+    objectives = [item.name for spec in specs for item in spec.objectives]
+    names = dict.fromkeys(name for pair in pairs for side in pair.sides if side is not None for name in side.numbers)
+    return Comparison(pairs, [name for name in dict.fromkeys([*objectives, *names]) if name in names])
 
 
 Key = tuple[str, int]
@@ -175,7 +158,8 @@ def _read_sides(reader: LedgerReader, spec: ReportSpec, has_repeats: bool) -> di
     """Return the executions of a run by their variables and the number of earlier ones with the same variables."""
     counts: dict[str, int] = {}
     sides: dict[Key, tuple[dict[str, Any], Side]] = {}
-    for outcome in _iterate(reader, spec):
+    outcomes = group_outcomes(reader.read_outcomes(), spec)
+    for outcome in outcomes if spec.repeats is None else sorted(outcomes, key=lambda group: group.meta.index or 0):
         variables = outcome.meta.variables
         if has_repeats:
             variables = {name: value for name, value in variables.items() if name != REPEAT}
@@ -184,11 +168,6 @@ def _read_sides(reader: LedgerReader, spec: ReportSpec, has_repeats: bool) -> di
         counts[text] = number + 1
         sides[text, number] = variables, _make_side(outcome, spec)
     return sides
-
-
-def _iterate(reader: LedgerReader, spec: ReportSpec) -> Iterable[Outcome]:
-    groups = group_outcomes(reader.read_outcomes(), spec)
-    return groups if spec.repeats is None else sorted(groups, key=lambda outcome: outcome.meta.index or 0)
 
 
 def _make_side(outcome: Outcome, spec: ReportSpec) -> Side:

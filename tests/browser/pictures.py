@@ -28,7 +28,6 @@ from rich.text import Text
 
 from ..infra.waiting import wait_until
 from .chromium import Chromium
-from .png import shrink_png
 
 PICTURES = Path(__file__).resolve().parents[2] / "docs" / "pictures"
 CODE = """\
@@ -123,7 +122,6 @@ class Camera:
             time.sleep(3)  # let animations end
             page.js(f"{REPLACE}({json.dumps(self._private)})")
             picture = page.screenshot(PICTURES / f"{name}.png")
-        picture.write_bytes(shrink_png(picture.read_bytes()))
         print(f"{name}.png: {picture.stat().st_size / 1000:.0f} kB", flush=True)
 
 
