@@ -23,15 +23,14 @@ def make_name() -> str:
 
 async def list_containers(engine: Engine) -> list[SandboxInfo]:
     """List the containers that carry this package's label, running or not."""
-    containers = await _find(engine, f"label={LABEL}={LABEL_VALUE}")
-    return [SandboxInfo(name.partition(KEPT_SUFFIX)[0], _add_kept(name, labels)) for _, name, labels in containers]
-
-
-def _add_kept(name: str, labels: dict[str, str]) -> dict[str, str]:
-    """Return the labels with those of a kept container. Only the name of a container can change."""
-    _, is_kept, rest = name.partition(KEPT_SUFFIX)
-    until, _, execution = rest.partition(EXECUTION_SUFFIX)
-    return {**labels, "rlm-batch-kept": until, "rlm-batch-execution": execution} if is_kept else labels
+    infos: list[SandboxInfo] = []
+    for _, full_name, labels in await _find(engine, f"label={LABEL}={LABEL_VALUE}"):
+        name, is_kept, rest = full_name.partition(KEPT_SUFFIX)  # Only the name of a container can change.
+        if is_kept:
+            until, _, execution = rest.partition(EXECUTION_SUFFIX)
+            labels |= {"rlm-batch-kept": until, "rlm-batch-execution": execution}
+        infos.append(SandboxInfo(name, labels))
+    return infos
 
 
 async def mark_as_kept(engine: Engine, name: str, until: float, execution: int | None) -> None:

@@ -30,7 +30,13 @@ async def ensure_image(settings: ContainerSettings, engine: Engine) -> str:
     """Pull or build the image with the packages if it is missing, and return its name. Raise ConfigurationError."""
     identity = await find_image(engine, settings.image)
     if not identity:
-        await _pull(settings, engine)
+        done = await engine.run("pull", "--quiet", settings.image, timeout=settings.start_timeout)
+        if done.returncode:
+            raise ConfigurationError(
+                f"{engine.name} has no image {settings.image} and could not pull it: "
+                f"{get_last_line(done.stderr)}. Set `image` to another, or pull, build or "
+                "load it"
+            )
         identity = await find_image(engine, settings.image)
     if not settings.packages and settings.setup is None:
         return settings.image
@@ -52,16 +58,6 @@ async def list_image_volumes(engine: Engine, image: str) -> list[str]:
         return sorted(json.loads(done.stdout) or {})
     except ValueError:
         return []
-
-
-async def _pull(settings: ContainerSettings, engine: Engine) -> None:
-    done = await engine.run("pull", "--quiet", settings.image, timeout=settings.start_timeout)
-    if done.returncode:
-        raise ConfigurationError(
-            f"{engine.name} has no image {settings.image} and could not pull it: "
-            f"{get_last_line(done.stderr)}. Set `image` to another, or pull, build or "
-            "load it"
-        )
 
 
 async def _build(settings: ContainerSettings, engine: Engine, name: str) -> None:

@@ -17,7 +17,7 @@ from .error_table import Meaning
 from .errors import ENDED_STATES, find_row, get_state, get_status, is_transient, is_unreachable, map_error, retry_call
 from .handle import DaytonaSandboxHandle
 from .settings import DaytonaSettings
-from .snapshots import Environment, find_environment
+from .snapshots import MIN_SANDBOXES, Environment, find_environment
 
 LONGEST_DELAY_SECONDS = 8.0  # seconds before the creation is retried
 
@@ -38,7 +38,8 @@ async def open_sandbox(
             return await _open(settings, client, labels, commit, files)
         async with environment.lock:  # The others wait until the set-up of the first is kept or not.
             is_kept = await environment.find_snapshot(settings, client)
-            if not is_kept and environment.should_be_kept(settings, expected):
+            is_worth_it = settings.setup_snapshot == "always" or expected >= MIN_SANDBOXES
+            if is_worth_it and not is_kept and not environment.is_refused:
                 try:
                     return await _open(settings, client, labels, commit, files, environment)
                 except ConfigurationError:  # The others would fail one after another.

@@ -46,10 +46,6 @@ class Environment:
         self.is_refused = False
         self.lock = asyncio.Lock()
 
-    def should_be_kept(self, settings: DaytonaSettings, expected: int) -> bool:
-        """Return whether a new sandbox's set-up is kept, if it takes long enough."""
-        return (settings.setup_snapshot == "always" or expected >= MIN_SANDBOXES) and not self.is_refused
-
     async def find_snapshot(self, settings: DaytonaSettings, client: daytona.AsyncDaytona) -> bool:
         """Return whether sandboxes can start from the snapshot. Wait while Daytona changes it."""
         if self.has_snapshot is None and not self.is_refused:

@@ -53,12 +53,3 @@ class LocalMirror:
                         file.write(data)
                     self._sizes[name] = start + len(data)
             return [self.folder / name for name in sizes if name in self._sizes]
-
-    def fetch_file(self) -> Path:
-        """Download the file at the location, and return the path of the copy. Raises OSError."""
-        try:
-            self._location.download(self.folder / "file")
-        except OSError:
-            shutil.rmtree(self.folder)  # Delete it now: the error's traceback keeps this object alive.
-            raise
-        return self.folder / "file"

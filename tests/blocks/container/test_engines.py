@@ -80,7 +80,7 @@ async def test_a_sandbox_runs_with_dockers_command_line(
 
 def test_doctor_lists_the_engines_with_their_kind(programs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_program(programs / "podman", NO_DAEMON.replace("Docker", "Podman"))
-    make_docker(programs / "docker", DOCKER_INFO, "exit 1")
+    make_docker(programs / "docker", DOCKER_INFO, '[ "$1" = ps ] || exit 1')
     assert doctor(json=True) == 0
     rows = {row["check"]: row for row in map(json.loads, capsys.readouterr().out.splitlines())}
     assert rows["container, docker"]["works"]
