@@ -220,7 +220,6 @@ def _set_meta(span: Span, meta: Meta | None) -> None:
 
 
 def _set_usage(span: Span, usage: Usage) -> None:
-    """Set the usage of a span's own requests."""
     span.set_attribute("gen_ai.usage.input_tokens", usage.prompt_tokens)
     span.set_attribute("gen_ai.usage.output_tokens", usage.completion_tokens)
     if usage.cost is not None:

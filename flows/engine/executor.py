@@ -59,15 +59,21 @@ class LaneExecutor:
             await self._fail_unfinished(partial(self.run.deadline.build_error, reason=reason))
         except BaseException as error:
             with suppress(OSError):
-                self._save_queries()
+                for batch in self._unfinished:
+                    for execution in batch.remaining_executions:
+                        self.run.sink.save_queries(execution)
             if isinstance(error, BaseExceptionGroup):
                 raise find_first_error(error) from None
             raise
         if self._is_out_of_time:
             reason = "is over before the provider opens more sandboxes"
             await self._fail_unfinished(partial(self.run.deadline.build_error, reason=reason))
-        if admission.error is not None:
-            await self._fail_unfinished(partial(self._build_refusal, admission.error), is_written=True)
+        if (refusal := admission.error) is not None:
+            text = (
+                f"not started: the provider opened no sandbox for {self.run.provider.start_timeout} s "
+                f"({refusal.text}); {describe_rerun()} later"
+            )
+            await self._fail_unfinished(lambda _: type(refusal)(text), is_written=True)
         if self.run.sink.failures.is_limit_reached:
             await self._fail_unfinished(self.run.sink.failures.build_error)
 
@@ -88,7 +94,6 @@ class LaneExecutor:
         return result is not None
 
     def _has_batch(self) -> bool:
-        """Return whether a batch is left for a lane to take."""
         if self._next_batch is None:
             self._next_batch = next(self._batches, None)
         return self._next_batch is not None
@@ -117,14 +122,7 @@ class LaneExecutor:
         finally:
             await lane.release()
 
-    def _save_queries(self) -> None:
-        """Write the queries of interrupted executions to the ledger."""
-        for batch in self._unfinished:
-            for execution in batch.remaining_executions:
-                self.run.sink.save_queries(execution)
-
     def _may_start(self) -> bool:
-        """Return whether another task run may be made."""
         failures = self.run.sink.failures
         if self.run.slots.admission.error is not None or failures.is_limit_reached:
             return False
@@ -164,13 +162,6 @@ class LaneExecutor:
         if isinstance(error, BaseException):
             raise error
         raise RuntimeError(f"a task run ended as {state.name} before its executions were done: {state.message}")
-
-    def _build_refusal(self, refusal: RlmBatchError, _execution: Execution) -> RlmBatchError:
-        """Return the error of an execution that was not started, with the provider's last error."""
-        return type(refusal)(
-            f"not started: the provider opened no sandbox for {self.run.provider.start_timeout} s "
-            f"({refusal.text}); {describe_rerun()} later"
-        )
 
     async def _fail_unfinished(
         self, build_error: Callable[[Execution], RlmBatchError], *, is_written: bool = False

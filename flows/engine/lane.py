@@ -306,7 +306,6 @@ class Lane:
             return result
 
     def _archives_files(self, execution: Execution) -> bool:
-        """Return whether a check gets the execution's files."""
         return self.run.check is not None and self.run.check.needs_files and execution.is_checked
 
     async def _take_files(self, execution: Execution, folder: Path, meta: Meta, *, is_final: bool) -> Meta:

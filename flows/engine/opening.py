@@ -63,7 +63,11 @@ async def open_run(run: Run) -> AsyncIterator[None]:
     for warning in run.plan.warnings:
         run.sink.warn(warning)
     try:
-        _register_writer(run)
+        if not ledger.register_writer():
+            text = f"another run is writing to {ledger.path}"
+            if run.plan.search and run.options.shards is None:
+                raise ConfigurationError(f"{text}, and a search needs its ledger alone: wait until that run has ended")
+            run.sink.warn(f"{text}: executions that both have are run twice")
         run.cache = await _open_cache(run)
         async with artifacts, open_capacity(run):
             yield
@@ -157,16 +161,6 @@ def _make_record(run: Run) -> RunRecord:
         began=time.time(),
         column_types=plan.column_types,
     )
-
-
-def _register_writer(run: Run) -> None:
-    """Claim the ledger. Raise ConfigurationError if another run writes to the ledger of a search, and else warn."""
-    if run.ledger.register_writer():
-        return
-    text = f"another run is writing to {run.ledger.path}"
-    if run.plan.search and run.options.shards is None:
-        raise ConfigurationError(f"{text}, and a search needs its ledger alone: wait until that run has ended")
-    run.sink.warn(f"{text}: executions that both have are run twice")
 
 
 async def _open_cache(run: Run) -> ResultCache:
