@@ -105,7 +105,6 @@ def build_driver_code(modules: tuple[str, ...] = MODULES) -> bytes:
 
 
 def _find_loaders(modules: tuple[str, ...]) -> Iterator[tuple[str, str, Any]]:
-    """Yield each module's name in the program, its name on the host, and its loader."""
     for module in modules:
         name = f"{__package__}.{module}"
         spec: Any = importlib.util.find_spec(name)

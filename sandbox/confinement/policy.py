@@ -227,7 +227,6 @@ class Policy:
 
 
 def _locate_argument(index: int) -> int:
-    """Return the offset of an argument's low half in the filter's data, for little-endian machines."""
     return 16 + 8 * index
 
 

@@ -95,12 +95,10 @@ class Execution:
         self._output_cap = output_cap
 
     def start_clock(self) -> None:
-        """Start the timeout now."""
         self.started_at = time.monotonic()
         self.due_at = self.started_at + self.timeout
 
     def set_end(self, grace: float) -> None:
-        """Schedule the kill of the execution after `grace` seconds."""
         self.is_ending, self.due_at = True, time.monotonic() + grace
 
     def set_interrupted_end(self, grace: float, process: ChildProcess) -> None:
@@ -126,7 +124,6 @@ class Execution:
         return header, self.outcome or b"null"
 
     def count_display(self, body: bytes) -> None:
-        """Raise BadFrameError if the child sends more displays than the limits allow."""
         self._displays += 1
         self._displays_bytes += len(body)
         check_displays(self._displays, self._displays_bytes)
@@ -169,12 +166,10 @@ class ChildProcess:
 
     @property
     def has_ended(self) -> bool:
-        """Return whether the child has ended, according to the kernel; do not reap it."""
         return has_ended(self.pid)
 
     @property
     def backlog_bytes(self) -> int:
-        """Return the number of bytes that wait to be written to the child."""
         return len(self._backlog)
 
     def begin(self, execution: Execution, body: bytes) -> None:
@@ -255,7 +250,6 @@ def close_all(fds: list[int]) -> None:
 
 
 def build_child(pid: int, ours: list[int], loop: EventLoop) -> ChildProcess:
-    """Return the `ChildProcess` for a process id and our ends of its pipes."""
     in_writes, out_reads, stdout, stderr = ours
     return ChildProcess(pid, out_reads, in_writes, {"stdout": stdout, "stderr": stderr}, loop)
 

@@ -121,7 +121,6 @@ class Collection:
         return matches
 
     def _send_file(self, path: str, listed: os.stat_result) -> None:
-        """Send one file. Raises Refused, or OSError if it cannot be read."""
         kind = KINDS.get(stat.S_IFMT(listed.st_mode))
         problem = f"is {kind}" if kind is not None else find_path_problem(path)
         if problem:
@@ -145,7 +144,6 @@ class Collection:
             os.close(fd)
 
     def _count_file(self, path: str, size: int) -> None:
-        """Count a file to send. Raises Refused if it exceeds a limit."""
         if self._files >= MAX_COLLECTED_FILES:
             raise Refused(f"exceeds the {MAX_COLLECTED_FILES:,} files that an execution may collect")
         if size > self._room_bytes:
@@ -179,7 +177,6 @@ class Collection:
 
 
 def _describe(status: os.stat_result) -> tuple[int, ...]:
-    """Return values that change when a file is replaced or written to."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 

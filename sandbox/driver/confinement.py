@@ -36,7 +36,6 @@ def _find_prctl() -> tuple[Callable[..., int], Callable[[], int]]:
 
 
 def _load_libc() -> Any:
-    """Return the C library, loaded once."""
     global _libc
     if _libc is None:
         import ctypes
@@ -83,7 +82,6 @@ class SeccompFilter:
         self.address: int = ctypes.cast(self._fields, ctypes.c_void_p).value
 
     def set_own_pid(self, pid: int) -> None:
-        """Write the process id into the filter."""
         own = pid.to_bytes(4, sys.byteorder)
         for place in self._places:
             self._program[place : place + 4] = own
@@ -281,7 +279,6 @@ class Confinement:
             self._enter_domain(ruleset)
 
     def limit_cpu_seconds(self, seconds: int) -> None:
-        """Limit the CPU time of the calling process and its children for good. A lower existing limit stays."""
         hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
         if hard == resource.RLIM_INFINITY or hard > seconds:
             resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))

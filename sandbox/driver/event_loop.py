@@ -22,7 +22,6 @@ class EventLoop:
         self._poll.close()
 
     def watch(self, fd: int, handler: Callable[[], None]) -> None:
-        """Call the handler when the descriptor is readable."""
         self._handlers[fd] = handler
         self._poll.register(fd, select.EPOLLIN)
 
@@ -55,7 +54,6 @@ class EventLoop:
         return is_open
 
     def run_once(self, timeout: float) -> bool:
-        """Wait at most `timeout` seconds and call the handlers; return whether any descriptor was ready."""
         events = self._poll.poll(timeout)
         for fd, _event in events:
             handler = self._handlers.get(fd)

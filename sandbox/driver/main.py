@@ -50,14 +50,12 @@ def main(
 
 
 def end_driver(left: str) -> None:
-    """Exit with a status that says whether processes of the sandbox are left."""
     if left:
         os.write(2, f"these processes could not be ended: {left}\n".encode())
     os._exit(EXIT_LEFT if left else 0)
 
 
 def _close_wire(null: int) -> None:
-    """Replace descriptors 0 and 1 with /dev/null, which is open as `null`."""
     os.dup2(null, 0)
     os.dup2(null, 1)
     if null > 2:

@@ -83,14 +83,12 @@ class OrphanKiller:
         return False
 
     def wait(self, seconds: float) -> None:
-        """Wait until one of the killed processes has ended, for at most `seconds`."""
         if self._living:
             wait_for_end(self._living[0], seconds)
         else:
             time.sleep(seconds)
 
     def describe(self) -> str:
-        """Return the ids and names of the living orphans."""
         names = [f"{pid} ({read_name(pid)})" for pid in self._living[:MAX_NAMES]]
         more = len(self._living) - len(names)
         return ", ".join(names) + (f" and {more} more" if more else "")

@@ -18,7 +18,6 @@ KILL_GRACE_SECONDS = 1.0  # time for an interrupted execution to unwind before t
 
 
 def send_signal(pid: int, number: int) -> None:
-    """Send a signal. A missing process is not an error."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:

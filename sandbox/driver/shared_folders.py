@@ -54,7 +54,6 @@ class SharedFolders:
             os.waitpid(os.posix_spawn("/bin/sh", ["sh", "-c", REMOVER, "rm", *paths], os.environ), 0)
 
     def describe_damage(self) -> str:
-        """Return what could not be repaired, or ""."""
         changed = self._list_changed()
         if self._folder in changed:
             return f"an earlier execution removed or closed its working folder ({self._folder})"

@@ -121,7 +121,6 @@ class Supervisor:
     # -- time
 
     def _find_next_timer(self, now: float) -> float:
-        """Return the time of the next timer, in monotonic seconds."""
         moments = [
             self._expires_at, self._wire.last_sent + self._beat_seconds, self._wire.last_heard + self._silence_seconds,
             self._orphans.next_at,
@@ -332,7 +331,6 @@ class Supervisor:
 
     @property
     def _is_idle(self) -> bool:
-        """Return whether no code runs and no context has state."""
         server = None if self._fork_server is None else self._fork_server.process
         return all(
             process is server or (process.execution is None and process.context is None)
@@ -357,7 +355,6 @@ class Supervisor:
         return folders.describe_damage()
 
     def _end_spare(self) -> None:
-        """Kill the child that waits for the next execution, if there is one."""
         if self._spare is not None:
             kill_session(self._spare.pid)
             self._on_child_end(self._processes.pop(self._spare.pid), os.waitpid(self._spare.pid, 0)[1])
@@ -383,7 +380,6 @@ class Supervisor:
         return fds + [commit.stderr for commit in self._commits.running.values()]
 
     def _pause_children(self, is_paused: bool) -> None:
-        """Stop reading from children while the host has fallen behind."""
         for process in self._processes.values():
             if is_paused:
                 self._loop.unwatch(process.reads)
@@ -483,9 +479,9 @@ class Supervisor:
                 raise BadFrameError(f"an end with the status {status!r}")
             if not execution.status:
                 execution.status, execution.outcome = str(status), body
-                usage = header.get("usage")
-                if type(usage) is list and [type(number) for number in usage] == [int, int]:
-                    execution.usage = usage[0], usage[1]
+                microseconds, peak_kib = header.get("cpu_microseconds"), header.get("peak_kib")
+                if type(microseconds) is int and type(peak_kib) is int:
+                    execution.usage = microseconds, peak_kib
             if self._fork_server is not None and process is self._fork_server.process:
                 self._end_preparation(self._fork_server, execution)
             elif process.context is not None and process.has_ended_with_all(execution):
@@ -529,7 +525,6 @@ class Supervisor:
                 self._finish(process, execution, code, number)
 
     def _on_child_end(self, process: ChildProcess, status: int) -> None:
-        """Handle the end of a child, and of the execution that it ran."""
         while data := read_available(process.reads):
             self._read_channel(process, data)
         self._drain(process)
@@ -589,7 +584,6 @@ class Supervisor:
             process.begin(*process.waiting.pop(0))
 
     def _collect(self, number: int, collection: Collection) -> None:
-        """Fork a process that sends the execution's files."""
         assert self._confinement is not None
         sending = Execution(number, COLLECT_TIMEOUT_SECONDS, self._settings["output_cap"])
         try:

@@ -70,7 +70,6 @@ class DriverProcess(ABC):
         return False
 
     def read_stderr_tail(self) -> str:
-        """Return the end of the process's standard error."""
         with suppress(OSError, ValueError):
             self._stderr_tail += os.read(self.stderr.fileno(), READ_BYTES)
         return self._stderr_tail[-2000:].decode("utf-8", "replace").strip()
@@ -180,7 +179,6 @@ def build_boot_program(what: str, size: int, call: str, descriptor: int = 0) -> 
 
 
 async def wait_readable(fd: int, seconds: float) -> bool:
-    """Return whether a descriptor becomes readable within `seconds`."""
     loop = asyncio.get_running_loop()
     is_readable = loop.create_future()
     loop.add_reader(fd, lambda: is_readable.done() or is_readable.set_result(None))

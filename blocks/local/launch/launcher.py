@@ -89,7 +89,6 @@ class Launch:
         return *system, self.is_bubblewrap, self.mounts, *map(_identify, sources)
 
     def build_request(self) -> dict[str, Any]:
-        """Return the request to the zygote."""
         return {
             "folder": self.folder.name,
             "mark": compute_mark(self.folder),
@@ -161,7 +160,6 @@ class Zygotes:
             self._zygotes.pop(other).end()
 
     def end(self) -> None:
-        """End all zygotes."""
         with self._lock:
             while self._zygotes:
                 self._zygotes.popitem()[1].end()

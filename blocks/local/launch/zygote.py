@@ -89,15 +89,12 @@ class Zygote:
 
     @property
     def is_alive(self) -> bool:
-        """Return whether the zygote can take requests."""
         return self._finalizer.alive and self._process.poll() is None
 
     async def wait_for_end(self, seconds: float) -> bool:
-        """Return whether the zygote ends within `seconds`."""
         return not self._handles or await wait_readable(self._handles[0], seconds)
 
     def end(self) -> None:
-        """End the zygote and every process that it forked."""
         self._finalizer()
 
     def forget(self) -> None:
@@ -263,7 +260,6 @@ def _close_all(status: socket.socket, handle: int) -> None:
 
 
 def _read_pid(handle: int) -> int:
-    """Return the process id of a pidfd; -1 if the process ended."""
     information = Path(f"/proc/self/fdinfo/{handle}").read_text(encoding="ascii")
     return int(information.partition("Pid:")[2].split()[0])
 

@@ -113,12 +113,10 @@ def _describe_type(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_typed_dict(kind: type) -> bool:
-    """Return whether a class is a TypedDict."""
     return issubclass(kind, dict) and hasattr(kind, "__total__")
 
 
 def _list_fields(kind: Any) -> dict[str, tuple[Any, bool]]:
-    """Return by name the type of each field of a dataclass or TypedDict, and whether the field is required."""
     import dataclasses
     import typing
 

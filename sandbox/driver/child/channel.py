@@ -84,7 +84,6 @@ class InterruptShield:
         self._is_pending = False
 
     def handle_interrupts(self) -> None:
-        """Install this handler for the calling process's SIGINT."""
         signal.signal(signal.SIGINT, self._on_interrupt)
 
     def reset(self) -> None:
@@ -211,7 +210,6 @@ class Channel:
 
     @property
     def token(self) -> str:
-        """Return the token of the calling thread's execution."""
         return self.own.token
 
     @property
@@ -278,7 +276,6 @@ class Channel:
                     waiter.wake()
 
     def check_process(self, name: str) -> None:
-        """Raise RuntimeError in a process that the code has forked."""
         if os.getpid() != self.process_id:
             raise RuntimeError(f"{name} works only in the code's main process: return the value to it first")
 

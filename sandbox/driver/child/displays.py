@@ -66,7 +66,6 @@ class Displays:
                 self._send_bundle(bundle)
 
     def show_figures(self) -> None:
-        """Display and close the open figures of pyplot."""
         pyplot: Any = MODULES.get(PYPLOT)
         if pyplot is None:
             return
@@ -109,7 +108,6 @@ def replace_show(pyplot: Any, show: Callable[[], None]) -> None:
     """Replace pyplot's `show`, which only warns if there is no screen."""
 
     def show_figures(*_arguments: Any, **_options: Any) -> None:
-        """Display and close all open figures."""
         show()
 
     show_figures.__name__ = show_figures.__qualname__ = "show"
@@ -159,7 +157,6 @@ def _build_bundle(value: Any) -> dict[str, Any]:
 
 
 def _call_form(value: Any, method: str, **options: Any) -> Any:
-    """Call a method of the value's class; return None if it is missing or fails."""
     kind: Any = type(value)  # type: ignore[reportUnknownVariableType]
     function: Any = getattr(kind, method, None)
     if function is None:
@@ -194,7 +191,6 @@ def _is_figure(value: Any) -> bool:
 
 
 def _is_open_figure(value: Any) -> bool:
-    """Return whether the value is a figure that is displayed at the end anyway."""
     pyplot: Any = MODULES.get(PYPLOT)
     return pyplot is not None and _is_figure(value) and pyplot.fignum_exists(getattr(value, "number", -1))
 
@@ -232,7 +228,6 @@ def _describe_error(error: Exception) -> str:
 
 
 def _complain(text: str) -> None:
-    """Print a warning to the code's stderr."""
     try:
         stream: Any = sys.stderr
         stream.write(f"rlm-batch: {text}\n")

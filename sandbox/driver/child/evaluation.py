@@ -43,7 +43,6 @@ def compile_code(source: str, file_name: str) -> tuple[list[CodeType], CodeType 
 
 
 def _find_last_statement(source: str) -> int:
-    """Return the start of the last line that looks like the beginning of a statement."""
     end = len(source.rstrip())
     while True:
         start = source.rfind("\n", 0, end) + 1

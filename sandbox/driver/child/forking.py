@@ -113,7 +113,6 @@ def seed_generators(seed: int | None) -> None:
 
 
 def encode_descriptors(fds: list[int]) -> list[tuple[int, int, bytes]]:
-    """Return descriptors as ancillary data of a message."""
     import _socket
 
     return [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, b"".join(fd.to_bytes(FD_BYTES, sys.byteorder) for fd in fds))]
@@ -151,7 +150,6 @@ def serve_forks(runner: CodeRunner, confinement: Confinement, supervisor: int) -
 
 
 def _receive_request(requests: Any) -> tuple[int, list[int]]:
-    """Return the number of descriptors in the next request, and the descriptors. Exit if the supervisor has ended."""
     import _socket
 
     message, rights, _flags, _address = requests.recvmsg(

@@ -86,7 +86,6 @@ class MainModule:
         finder.actions["multiprocessing.spawn"] = self._replace_preparation
 
     def reset(self) -> None:
-        """Forget all sources and variables."""
         self.sources.clear()
         self._variables.clear()
         self._process_id = 0
@@ -133,7 +132,6 @@ class MainModule:
             pass  # The code has changed `linecache`, so it gets no lines.
 
     def remove_files(self) -> None:
-        """Remove the files that this process has written."""
         if self._process_id == os.getpid():
             for path in self._files:
                 try:

@@ -223,7 +223,6 @@ def _ask_many(
 
 
 def _choose(name: str, argument: str, value: Any, messages: Any) -> tuple[str, Any]:
-    """Return the name and the value of the argument that has the prompts: `messages`, or the one in the place of it."""
     if value is not None and messages is not None:
         raise TypeError(f"{name}: both {argument} and messages are given: pass one of them")
     return (argument, value) if messages is None else ("messages", messages)
@@ -260,7 +259,6 @@ def _ask(
 
 
 def _read_reply(name: str, reply: dict[str, str], answer_format: AnswerFormat | None) -> Any:
-    """Return an answer or an unraised error."""
     if "error" in reply:
         return _ERRORS[reply["error"]](reply["message"])
     if answer_format is None:
@@ -293,7 +291,6 @@ def _describe_context(name: str, context: Any) -> dict[str, Any]:
 
 
 def _count_bytes(value: Any) -> int:
-    """Return the bytes of a value as JSON."""
     return len(dumps(value).encode("utf-8", "replace"))
 
 

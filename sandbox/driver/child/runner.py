@@ -122,7 +122,6 @@ class CodeRunner:
         return settings
 
     def apply_settings(self, settings: dict[str, Any]) -> None:
-        """Apply the sandbox's settings, before the first execution."""
         is_shared = settings["confinement"].get("umask") is not None
         if settings["volume"] is not None:
             self._volume = Volume(settings["volume"], is_shared, self._shield)
@@ -172,7 +171,6 @@ class CodeRunner:
         self._prepared = dict(self._module.__dict__)  # keeps the values beyond the execution's end
 
     def run(self, body: bytes) -> None:
-        """Run one execution, and send its end frame. Never raises."""
         self._executions += 1
         name = CODE_NAME if self._executions == 1 else f"<code {self._executions}>"
         self._run(name, self._execute, body)
@@ -221,9 +219,9 @@ class CodeRunner:
         self._flush()
         self._report_files()
         status = "finished" if outcome is None or self._shield.has_submitted else "error"
-        microseconds, peak_kib = _read_usage()
-        usage = [microseconds - before, peak_kib]
-        header = {"op": "end", "token": self._channel.token, "status": status, "usage": usage}
+        header: dict[str, Any] = {"op": "end", "token": self._channel.token, "status": status}
+        microseconds, header["peak_kib"] = _read_usage()
+        header["cpu_microseconds"] = microseconds - before
         body = EXITED if has_exited else dumps(outcome).encode("utf-8", "replace")
         self._channel.send(header, body)
         return outcome is None
@@ -303,7 +301,6 @@ class CodeRunner:
 
     @property
     def _is_own_process(self) -> bool:
-        """Return whether this process is not a fork that the code made."""
         return os.getpid() == self._channel.process_id
 
     def _send_shown(self, kind: str, body: bytes) -> None:
@@ -419,7 +416,6 @@ class CodeRunner:
         _run_exitfuncs()
 
     def _flush(self) -> None:
-        """Flush the streams: the code's own first, because they may write to the driver's."""
         for name in ("stdout", "stderr"):
             for streams in (vars(sys), self._streams):
                 try:
@@ -435,7 +431,6 @@ class CodeRunner:
                 self._channel.send(header, dumps(files).encode("utf-8", "replace"))
 
     def _describe(self, error: BaseException) -> dict[str, Any]:
-        """Return a description, for the host, of the error that ended the code."""
         if isinstance(error, MemoryError):
             if self._is_stateless:
                 self._module.__dict__.clear()
@@ -477,7 +472,6 @@ class CodeRunner:
         return "code"
 
     def _find_line(self, error: BaseException) -> int | None:
-        """Return the line of the innermost frame in the code, or None."""
         if isinstance(error, SyntaxError) and not self._is_compiled:
             return error.lineno
         line, trace = None, get_traceback(error)
@@ -488,7 +482,6 @@ class CodeRunner:
         return line
 
     def _exit(self) -> NoReturn:
-        """End the process as a script ends."""
         try:
             self._module.__dict__.clear()  # closes the files that the code left open, which writes them out
             self._files.write_at_end()

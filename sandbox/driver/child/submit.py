@@ -74,7 +74,6 @@ def _convert_keys(value: Any, depth: int = MAX_SUBMIT_DEPTH) -> Any:
 
 
 def _match_fields(values: tuple[Any, ...], fields: dict[str, Any], names: list[str]) -> dict[str, Any]:
-    """Return all fields by name; `names` are the names of the positions."""
     if len(values) > len(names):
         raise SubmitError(f"SUBMIT takes {', '.join(names)}, and was given {len(values)} positional values")
     matched = dict(zip(names, values))

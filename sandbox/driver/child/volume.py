@@ -40,7 +40,6 @@ class Volume:
             sys.addaudithook(self._on_audit_event)
 
     def begin_execution(self) -> None:
-        """Start a new record of written files."""
         self._written = {}
 
     def list_written(self) -> list[str]:
@@ -96,8 +95,6 @@ class Volume:
         return None
 
     def make_names(self) -> dict[str, Any]:
-        """Return the names that code finds."""
-
         def save_to_volume(path: str | os.PathLike[str], data: str | bytes) -> str:
             """Save text (as UTF-8) or bytes in a file and return its path relative to the volume.
 

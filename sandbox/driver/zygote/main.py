@@ -136,7 +136,6 @@ class _Zygote:
                 self._spare = self._fork_spare()
 
     def _find_wait(self) -> float | None:
-        """Return the milliseconds until the next timer, or None without a timer."""
         waits: list[float] = [IDLE_MILLISECONDS] if self._is_spare_due else []
         if self._orphans.next_at != NEVER:
             waits.append(max(0.0, self._orphans.next_at - time.monotonic()) * 1000)
@@ -306,7 +305,6 @@ class _Zygote:
                 self._kill_orphans()
 
     def _list_known(self) -> list[int]:
-        """Return the ids of children that are not orphans."""
         return [*self._sandboxes, *(() if self._spare is None else self._spare[:1])]
 
     def _kill_orphans(self) -> None:
@@ -314,7 +312,6 @@ class _Zygote:
 
 
 def _send_with_handle(to: socket.socket, words: bytes) -> None:
-    """Send words with a handle on the calling process (pidfd)."""
     process = os.pidfd_open(os.getpid())
     to.sendmsg([words], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [process]))])
     os.close(process)
