@@ -21,7 +21,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -94,22 +94,13 @@ def _start_one_at_a_time(lifespan: Lifespan) -> Lifespan:
     @asynccontextmanager
     async def run(app: Any) -> AsyncIterator[Any]:
         async with AsyncExitStack() as stack:
-            with ExitStack() as lock:
-                await asyncio.to_thread(_take_start_lock, lock)
+            with (PREFECT_HOME.value() / "server-start.lock").open("ab") as lock:
+                with suppress(OSError):  # NFS may have no locks.
+                    await asyncio.to_thread(fcntl.flock, lock, fcntl.LOCK_EX)
                 state = await stack.enter_async_context(lifespan(app))
             yield state
 
     return run
-
-
-def _take_start_lock(stack: ExitStack) -> None:
-    """Wait for the lock of this PREFECT_HOME, which is released when `stack` closes or this process ends.
-
-    If locks are impossible, as in a read-only directory or on NFS without locks, the server starts without it.
-    """
-    with suppress(OSError):
-        file = stack.enter_context((PREFECT_HOME.value() / "server-start.lock").open("ab"))
-        fcntl.flock(file, fcntl.LOCK_EX)
 
 
 class SharedServerProcess(uvicorn.Server):

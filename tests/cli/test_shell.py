@@ -193,19 +193,3 @@ def test_the_first_three_failures_of_a_run_are_kept(run_alone: Run, tmp_path: Pa
     assert "there is no run 'nothing'" in run_alone("shell", "nothing", "0").stderr
     assert "3 kept sandboxes of failed executions" in run_alone("doctor", "--json").stdout
     assert "3 sandboxes" in reap(run_alone, "local", "--kept").stdout
-
-
-def test_only_one_terminal_is_open_in_a_local_sandbox(run_alone: Run, tmp_path: Path) -> None:
-    path, _ = start_run(run_alone, tmp_path, "local")
-    with open_shell(tmp_path, path, 1) as first:
-        first.wait_for(PROMPT)
-        with open_shell(tmp_path, path, 1) as second:
-            assert second.wait() == 2
-            assert "another terminal is open in the sandbox" in second.output
-        os.kill(first.process.pid, 9)
-        first.wait()
-    with open_shell(tmp_path, path, 1) as third:  # A killed command loses no files.
-        third.wait_for(PROMPT)
-        third.send("exit\n")
-        assert third.wait() == 0
-    reap(run_alone, "local", "--kept")

@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 
 import pytest
 
@@ -80,7 +79,7 @@ def test_volumes_are_listed_and_directories_are_deleted_only_on_request(run, ref
     assert list((volumes / "a").iterdir()) == []
 
 
-def test_volume_get_overwrites_files_only_with_force(run, refused, volumes, tmp_path, monkeypatch):
+def test_volume_get_overwrites_files_only_with_force(run, refused, volumes, tmp_path):
     for folder, text in ((volumes / "here" / "results", "new"), (tmp_path / "home" / "results", "old")):
         folder.mkdir(parents=True)
         (folder / "b.txt").write_text(text)
@@ -90,23 +89,5 @@ def test_volume_get_overwrites_files_only_with_force(run, refused, volumes, tmp_
     assert "home/results/b.txt exists, and nothing was written: --force overwrites" in refused(*words)
     assert not old.with_name("a.txt").exists()
 
-    ours, terminal = os.openpty()
-    with (
-        os.fdopen(ours, "r+b", buffering=0) as person,
-        os.fdopen(os.dup(terminal)) as stdin,
-        os.fdopen(terminal, "w") as stderr,
-        monkeypatch.context() as patch,
-    ):
-        patch.setattr(sys, "stdin", stdin)
-        patch.setattr(sys, "stderr", stderr)
-        for answer, status, text in ((b"\n", 2, "old"), (b"n\n", 2, "old"), (b"y\n", 0, "new")):
-            person.write(answer)
-            assert run(*words).returncode == status
-            assert old.read_text() == text
-        shown = b""
-        while shown.count(b"Overwrite home/results/b.txt? [y/N] ") < 3:
-            shown += person.read(4096)
-
-    old.write_text("old")
     assert run(*words, "--force").returncode == 0
     assert old.read_text() == "new"
