@@ -1,15 +1,13 @@
 """The global names that code reads."""
 
-import symtable
-import warnings
-from collections.abc import Iterator
+import ast
 
-from ..model_reply import read_program
+from ..model_reply import parse_python, read_program
 from .function_code import find_parameters
 
 
 def reads_global(code: str, name: str) -> bool:
-    """Return whether the code reads a global name that it does not import or define as a function or class.
+    """Return whether the code reads a name that it does not import or define as a function or class.
 
     The code of a function reads its parameters. Code that Python cannot compile reads nothing.
     """
@@ -18,41 +16,27 @@ def reads_global(code: str, name: str) -> bool:
     parameters = find_parameters(code)
     if parameters is not None:
         return name in parameters.names
-    table = _build_table(code)
-    if table is None:
-        return False
-    top = table.lookup(name) if name in table.get_identifiers() else None
-    if top is not None and (top.is_imported() or top.is_namespace()):
-        return False
-    return any(_reads(inner, name, is_top=inner is table) for inner in _walk(table))
+    return name in _list_names(code, ast.Load) and name not in _list_definitions(code)
 
 
 def defines_global(code: str, name: str) -> bool:
-    """Return whether the code assigns, imports or defines a global name."""
-    table = _build_table(code) if name in code else None
-    if table is None or name not in table.get_identifiers():
-        return False
-    symbol = table.lookup(name)
-    return symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()
+    """Return whether the code assigns, imports or defines a name."""
+    return name in code and name in _list_names(code, ast.Store) | _list_definitions(code)
 
 
-def _build_table(code: str) -> symtable.SymbolTable | None:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SyntaxWarning)
-            return symtable.symtable(read_program(code), "<code>", "exec")
-    except (SyntaxError, ValueError):
-        return None
+def _list_names(code: str, context: type[ast.expr_context]) -> set[str]:
+    tree = parse_python(read_program(code))
+    nodes = () if tree is None else ast.walk(tree)
+    return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, context)}
 
 
-def _walk(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
-    yield table
-    for inner in table.get_children():
-        yield from _walk(inner)
-
-
-def _reads(table: symtable.SymbolTable, name: str, *, is_top: bool) -> bool:
-    if name not in table.get_identifiers():
-        return False
-    symbol = table.lookup(name)
-    return symbol.is_referenced() and (is_top or symbol.is_global())
+def _list_definitions(code: str) -> set[str]:
+    """Return the names that the top level of the code imports or defines as a function or class."""
+    names: set[str] = set()
+    tree = parse_python(read_program(code))
+    for node in () if tree is None else tree.body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names.update((alias.asname or alias.name).partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+    return names
