@@ -97,7 +97,7 @@ class Ending:
         texts = [text[:MAX_TEXT_CHARACTERS] if isinstance(text, str) else "" for text in found]
         kind = outcome.get("kind") if header["status"] == "error" else None
         kind = kind if isinstance(kind, str) else None
-        return cls(header, outcome, meta, timeout, subject, kind, *texts, read_integer(outcome, "line"))
+        return cls(header, outcome, meta, timeout, subject, kind, *texts, line=read_integer(outcome, "line"))
 
     def build_error(self) -> RlmBatchError:
         """Return the error."""

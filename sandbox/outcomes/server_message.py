@@ -10,26 +10,20 @@ FIELDS = (("message",), ("msg",), ("exception_message", "exception_detail"), ("d
 
 
 def extract_message(text: str) -> str:
-    """Return the text with each JSON object replaced by its message, or the title of an HTML page.
+    """Return the text with its JSON object replaced by the object's message, or the title of an HTML page.
 
-    Objects without a message are removed. Truncated JSON, and JSON that is not an object, stays unchanged.
+    Truncated JSON stays unchanged.
     """
     text = text[:MAX_LENGTH]
     title = re.search(r"<title>(.*?)</title>", text, re.IGNORECASE | re.DOTALL)
     if title is not None:
         return title[1].strip()
-    parts: list[str] = []
-    end, decoder = 0, json.JSONDecoder()
-    for brace in re.finditer(r"\{|\[(?=\s*\{)", text):
-        if brace.start() < end:
-            continue
-        try:
-            value, after = decoder.raw_decode(text, brace.start())
-        except (ValueError, RecursionError):
-            continue
-        parts += [text[end : brace.start()], _find_words(value)]
-        end = after
-    return "".join([*parts, text[end:]]).strip()
+    start = text.find("{")
+    try:
+        value, end = json.JSONDecoder().raw_decode(text, start)
+    except (ValueError, RecursionError, IndexError):
+        return text.strip()
+    return f"{text[:start]}{_find_words(value)}{text[end:]}".strip()
 
 
 def describe_server_error(error: Exception) -> str:

@@ -12,10 +12,7 @@ from .names import add_article
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any, NoReturn
-
-    Expect = Callable[[str, Any], "str | None"]
 
 _FIRST_UNREADABLE_INTEGER = 10**4300  # Python's default limit refuses to parse such integers
 # Limit on lists and dicts in one value on the host, because Python's garbage collector scans all of them at once.
@@ -135,38 +132,26 @@ def is_certainly_json(value: Any) -> bool:
 
 
 def convert_fields(
-    fields: dict[str, Any],
-    max_items: int | None = None,
-    *,
-    allow_nonfinite: bool = False,
-    expect: Expect | None = None,
+    fields: dict[str, Any], max_items: int | None = None, *, allow_nonfinite: bool = False
 ) -> dict[str, Any]:
     """Return the fields with arrays converted to lists of Python numbers.
 
-    An array becomes the result of its `tolist`, unless the list loses information, such as a date's unit or the index
-    of a Series. The numbers of float64 and int64 arrays stay exact.
+    An array becomes the result of its `tolist`, unless the list loses a date's unit or the index of a Series. The
+    numbers of float64 and int64 arrays stay exact.
 
     Args:
         fields: Values by name.
         max_items: Maximum number of items of an array. Default None: no limit.
         allow_nonfinite: Keep NaN and infinities, which JSON cannot hold.
-        expect: Function of a place and a value. It returns None if the value is right, or else a description of the
-            right values. Default None: all values are right.
 
     Raises:
-        NotJsonError: JSON cannot hold a value, or `expect` refuses it. The message names the value.
+        NotJsonError: JSON cannot hold a value. The message names the value.
     """
-    if not fields:
-        return {}
-    converter = _Converter(max_items, allow_nonfinite, expect)
+    converter = _Converter(max_items, allow_nonfinite)
     converted: dict[str, Any] = {}
     for name, value in fields.items():
         try:
-            if expect is not None and isinstance(value, (list, dict)):
-                converter.check(value, name, value)
             converted[name] = value if is_certainly_json(value) else converter.convert(value, name)
-            if expect is not None:
-                converter.check(converted[name], name, value)
         except RecursionError:
             raise NotJsonError(f"{name} contains itself, or is nested too deeply") from None
     return converted
@@ -175,10 +160,9 @@ def convert_fields(
 class _Converter:
     """A converter of values to JSON, which explains why a value is not JSON."""
 
-    def __init__(self, max_items: int | None, allow_nonfinite: bool, expect: Expect | None = None) -> None:
+    def __init__(self, max_items: int | None, allow_nonfinite: bool) -> None:
         self._max_items = max_items
         self._allow_nonfinite = allow_nonfinite
-        self._expect: Expect = expect or (lambda _place, _value: None)
 
     def convert(self, value: Any, place: str) -> Any:
         """Return the value as lists, dicts, numbers, texts and None. Raises NotJsonError, which names `place`."""
@@ -236,16 +220,10 @@ class _Converter:
         return self.convert(value, place)
 
     def _refuse(self, value: Any, place: str, reason: str) -> NotJsonError:
-        """Return an error that names the expected kind of value, or an expression for one of a well-known class."""
+        """Return an error with an expression for a value of a well-known class, or with the kinds of JSON."""
         kind: Any = type(value)  # type: ignore[reportUnknownVariableType]
         known = (expression.format(place) for name, expression in CONVERSIONS.items() if hasattr(kind, name))
-        return NotJsonError(f"{reason}: use {self._expect(place, None) or next(known, JSON_KINDS)}")
-
-    def check(self, converted: Any, place: str, value: Any) -> None:
-        """Raise NotJsonError if a converted value is not what `expect` requires at that place."""
-        wanted = self._expect(place, converted)
-        if wanted is not None:
-            raise NotJsonError(f"{place} is {add_article(type(value).__qualname__)}, and must be {wanted}")
+        return NotJsonError(f"{reason}: use {next(known, JSON_KINDS)}")
 
 
 def find_loss(array: Any) -> str | None:
