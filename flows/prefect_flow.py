@@ -165,21 +165,12 @@ async def call_flow(
     plan: Plan | None = None,
     **prefect_options: Any,
 ) -> Any:
-    """Prepare a run, so that a wrong parameter starts no server, and call the flow through Prefect.
+    """Prepare a run, so that a wrong parameter starts no server, and return the result of a copy of the flow.
 
-    Args:
-        flow: The flow, which this function copies.
-        parameters: The checked parameters; values by name for a flow that wraps a function.
-        listener: Receives the run's events.
-        plan: The plan of these parameters, if the caller has made it.
-        **prefect_options: Prefect's `return_state` and `wait_for`.
+    `parameters` are checked, or values by name for a flow that wraps a function. `plan` is that of the parameters, if
+    the caller has made it. `prefect_options` are Prefect's `return_state` and `wait_for`.
 
-    Returns:
-        The result of the flow.
-
-    Raises:
-        ConfigurationError: The parameters, the provider or the server cannot be used.
-        ExecutionsFailed: Some executions failed, and `on_failure` is "raise".
+    Raises ConfigurationError if the provider or the server cannot be used, and the flow's own errors.
     """
     flow = copy.copy(flow)
     flow.listener = listener

@@ -39,7 +39,6 @@ class ArtifactPublisher:
         self._record = record
         self.summary = RunSummary(record.report_spec)
         self._log = log
-        self._key: str | None = None
         self._published_count = 0  # number of outcomes in the last progress that the server took
         self._progress_id: UUID | None = None
         self._task: asyncio.Task[None] | None = None
@@ -73,17 +72,15 @@ class ArtifactPublisher:
 
     async def _read_key(self) -> str:
         """Return the key of the artifacts. All runs of a deployment share it, so Prefect shows them as versions."""
-        if self._key is not None:
-            return self._key
-        key = _build_key(self._record.flow)
+        name = self._record.flow
         context = FlowRunContext.get()
         deployment_id = None if context is None or context.flow_run is None else context.flow_run.deployment_id
         if deployment_id is not None:
             async with get_client() as client:
-                name = (await client.read_deployment(deployment_id)).name
-            key = _build_key(name if name.startswith(self._record.flow) else f"{self._record.flow}-{name}")
-        self._key = key
-        return key
+                deployment = (await client.read_deployment(deployment_id)).name
+            name = deployment if deployment.startswith(name) else f"{name}-{deployment}"
+        # Prefect allows only small letters, digits and dashes in keys.
+        return re.sub("[^a-z0-9-]+", "-", name.lower()).strip("-") or "run"
 
     async def _publish_progress(self) -> None:
         done = self.summary.done
@@ -133,8 +130,3 @@ class ArtifactPublisher:
         except Exception as error:  # noqa: BLE001 - a missing report must not fail the run
             return (str(error) or type(error).__name__).splitlines()[0]
         return ""
-
-
-def _build_key(name: str) -> str:
-    """Return a name as an artifact's key. Prefect allows only small letters, digits and dashes in keys."""
-    return re.sub("[^a-z0-9-]+", "-", name.lower()).strip("-") or "run"

@@ -40,10 +40,7 @@ def get_limit_name(provider: SandboxProvider) -> str | None:
 
 
 def build_limit_settings(provider: SandboxProvider) -> dict[str, dict[str, Any]]:
-    """Return the settings of a provider's limits on the server, by name.
-
-    A limit of new sandboxes per second has one slot, because more would allow bursts.
-    """
+    """Return the settings of a provider's limits on the server, by name."""
     name = get_limit_name(provider)
     if name is None:
         return {}
@@ -51,7 +48,7 @@ def build_limit_settings(provider: SandboxProvider) -> dict[str, dict[str, Any]]
     if provider.max_sandboxes is not None:
         settings[name] = {"limit": provider.max_sandboxes}
         settings[name + WAITING] = {"limit": MAX_WAITING_RUNS}
-    if provider.creations_per_second is not None:
+    if provider.creations_per_second is not None:  # More slots would allow bursts.
         settings[name + CREATIONS] = {"limit": 1, "slot_decay_per_second": provider.creations_per_second}
     return settings
 
@@ -106,7 +103,6 @@ class ServerLimits:
         return await self._request(self._client.increment_concurrency_slots([name], 1, "rate_limit")) is not None
 
     async def _request(self, request: Awaitable[httpx.Response]) -> httpx.Response | None:
-        """Return the server's answer; None if all slots are in use."""
         try:
             return await request
         except httpx.HTTPStatusError as error:
