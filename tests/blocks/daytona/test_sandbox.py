@@ -6,21 +6,16 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from textwrap import dedent
 from typing import Any
 
 import pytest
-from pydantic import SecretStr
 
-from rlm_batch import ConfigurationError, DaytonaInterpreter, DaytonaSandbox, VolumeError
+from rlm_batch import ConfigurationError, DaytonaInterpreter, DaytonaSandbox
 
 from ...standins.git_server import GitServer
 from ...standins.wheels import write_wheel
 
 pytestmark = pytest.mark.anyio
-
-TOKEN = "token-of-the-repository"
-
 
 # -- volumes
 
@@ -45,22 +40,6 @@ async def test_sandboxes_that_start_together_create_and_mount_one_volume(standin
 # -- files
 
 
-async def test_files_are_uploaded_and_downloaded() -> None:
-    provider = DaytonaSandbox()
-    sandbox = await provider.open(provider.labels(""))
-    try:
-        data = os.urandom(3_000_000)
-        await sandbox.upload("deep/down/file", data)
-        assert await sandbox.download("deep/down/file") == data
-        assert await sandbox.download("/home/daytona/deep/down/file") == data
-        with pytest.raises(VolumeError, match="none"):
-            await sandbox.download("none")
-        with pytest.raises(VolumeError, match="could not be written"):
-            await sandbox.upload("/proc/nothing", b"")
-    finally:
-        await sandbox.remove()
-
-
 def test_large_values_travel_as_files_that_are_deleted_afterwards(standin: Any) -> None:
     with DaytonaInterpreter(tools={"twice": lambda text: text * 2}) as interpreter:
         result = interpreter.execute("SUBMIT(text=text, n=len(twice('y' * 2_000_000)))", {"text": "é" * 400_000})
@@ -75,72 +54,6 @@ def test_large_values_travel_as_files_that_are_deleted_afterwards(standin: Any) 
         standin.set(fault_rate=1.0, fault_where="DELETE .*/files", faults=["lost"], fault_times=1)
         assert interpreter.execute("SUBMIT(text='t' * 900_000)").text == "t" * 900_000
     assert standin.state()["faults"] == {"lost": 1}
-
-
-# -- repositories
-
-
-HERE = """
-import os, subprocess
-from helper_of_the_repository import NAME
-head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
-SUBMIT(text=open("here.txt").read(), name=NAME, cwd=os.path.basename(os.getcwd()), head=head)
-"""
-
-
-async def test_code_runs_in_a_clone_at_a_branch_a_tag_or_a_commit(repository: GitServer) -> None:
-    async def check(ref: str | None, name: str) -> None:
-        async with DaytonaSandbox(repo_url=repository.url, repo_ref=ref).interpreter() as interpreter:
-            outputs = (await interpreter.execute(HERE)).outputs
-        assert outputs == {"text": name, "name": name, "cwd": "my-repo", "head": repository.commits[name]}, ref
-
-    refs = {None: "main", "side": "side", "v1": "tagged", "v2": "released"}
-    refs |= {repository.commits[name]: name for name in ("first", "released", "side")}
-    await asyncio.gather(*(check(ref, name) for ref, name in refs.items()))
-
-
-@pytest.mark.parametrize("name", ["main", "side"])
-async def test_a_private_repository_is_cloned_without_leaving_its_token(repository: GitServer, name: str) -> None:
-    repository.token = TOKEN
-    provider = DaytonaSandbox(repo_url=repository.url, repo_token=SecretStr(TOKEN), repo_ref=repository.commits[name])
-    search = """
-        import os
-        token, coded = a + b, c + d
-        def texts():
-            yield from (f"{name}={value}" for name, value in os.environ.items())
-            for root in ("/home/daytona", "/tmp", "/proc"):
-                for folder, names, files in os.walk(root):
-                    if folder.startswith("/proc"):
-                        names[:] = [n for n in names if n.isdigit()] if folder == "/proc" else []
-                        files = [f for f in files if f in ("cmdline", "environ")]
-                    for file in files:
-                        try:
-                            yield open(os.path.join(folder, file), errors="replace").read()
-                        except OSError:
-                            pass
-        found = list(texts())
-        SUBMIT(seen=any(token in text or coded in text for text in found), n=len(found))
-    """
-    async with provider.interpreter() as interpreter:
-        assert (await interpreter.execute(HERE)).text == name
-        # The search would find its own variables, so the code gets the token in halves.
-        coded = repository.password
-        halves = {"a": TOKEN[:9], "b": TOKEN[9:], "c": coded[:9], "d": coded[9:]}
-        result = await interpreter.execute(dedent(search), halves)
-    assert result.n > 5
-    assert not result.seen
-
-
-async def test_a_repository_that_cannot_be_cloned_says_what_to_check(repository: GitServer) -> None:
-    async def refuse(message: str, **fields: Any) -> None:
-        provider = DaytonaSandbox(repo_url=repository.url, **fields)
-        with pytest.raises(ConfigurationError, match=message):
-            await provider.open(provider.labels(""))
-
-    await refuse("no branch or tag 'nothing'", repo_ref="nothing")
-    await refuse(f"could not be cloned at {'0' * 40}.*check repo_url", repo_ref="0" * 40)
-    repository.token = TOKEN
-    await refuse("git ls-remote failed", repo_token=SecretStr("wrong"))
 
 
 # -- packages

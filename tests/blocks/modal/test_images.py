@@ -9,6 +9,7 @@ import pytest
 
 from rlm_batch import CodeError, ConfigurationError, ModalSandbox
 
+from ...infra.secret_search import SEARCH, halve
 from ...infra.waiting import wait_until_async
 from ...standins.git_server import GitServer
 from ...standins.wheels import write_wheel
@@ -89,51 +90,6 @@ async def test_a_gpu_sandbox_works_on_the_other_backend(modal_sandbox: Make, mod
 # -- repositories
 
 
-async def test_code_runs_in_a_clone_at_the_requested_revision(modal_sandbox: Make, repository: GitServer) -> None:
-    code = "import os\nfrom helper_of_the_repository import NAME\nSUBMIT(name=NAME, cwd=os.getcwd())"
-    wanted: list[tuple[dict[str, str], str, str]] = [
-        ({}, "main", "/sandbox"),
-        ({"repo_ref": "v1", "workdir": "/code/here"}, "tagged", "/code/here"),
-    ]
-    for fields, name, place in wanted:
-        async with modal_sandbox(repo_url=repository.url, **fields).interpreter() as interpreter:
-            result = await interpreter.execute(code)
-            assert (result.name, result.cwd) == (name, place)
-
-
-SEARCH = """
-import glob, os
-from helper_of_the_repository import NAME
-words = ["".join(pair).encode() for pair in halves]
-patterns = ("/sandbox/**/*", os.path.expanduser("~/*"), "/tmp/*", "/proc/[0-9]*/environ", "/proc/[0-9]*/cmdline")
-places = [path for pattern in patterns
-          for path in glob.glob(pattern, recursive=True, include_hidden=True)]
-found = []
-for path in places:
-    try:
-        if os.path.isfile(path) and any(word in open(path, "rb").read() for word in words):
-            found.append(path)
-    except OSError:
-        pass
-SUBMIT(found=found, name=NAME, looked=len(places))
-"""
-
-
-async def test_a_private_repository_is_cloned_without_leaving_its_token(
-    modal_sandbox: Make, repository: GitServer
-) -> None:
-    repository.token = TOKEN
-    block = modal_sandbox(repo_url=repository.url, repo_token=TOKEN)
-    async with block.interpreter() as interpreter:
-        # The search would find its own variables, so the code gets each secret in halves.
-        halves = [[text[:8], text[8:]] for text in (TOKEN, repository.password)]
-        result = await interpreter.execute(SEARCH, {"halves": halves})
-    assert result.name == "main"
-    assert result.looked > 20
-    assert result.found == []
-    assert TOKEN not in str(await block.fingerprint())
-
-
 async def test_sandboxes_start_from_an_image_with_the_set_up_and_the_clone(
     modal_sandbox: Make, modal_standin: Any, repository: GitServer
 ) -> None:
@@ -146,9 +102,8 @@ async def test_sandboxes_start_from_an_image_with_the_set_up_and_the_clone(
 
     async def run_one() -> Any:
         async with block.interpreter() as interpreter:
-            halves = [[text[:8], text[8:]] for text in (TOKEN, repository.password)]
             code = SEARCH.replace("SUBMIT(", "import wheel_of_an_image\nSUBMIT(setup=open('/made/file').read(), ")
-            return await interpreter.execute(code, {"halves": halves})
+            return await interpreter.execute(code, {"halves": halve(TOKEN, repository.password)})
 
     for result in await asyncio.gather(*(run_one() for _ in range(4))):
         assert (result.name, result.setup, result.found) == ("main", "a b\n", [])
@@ -192,18 +147,3 @@ async def test_a_clone_that_is_cancelled_leaves_no_sandbox_and_is_made_again(
     await wait_until_async(lambda: not modal_standin.ask("state")["sandboxes"], "no sandbox is left")
     repository.delays.clear()
     await (await block.open(block.labels(""))).remove()
-
-
-async def test_a_repository_that_cannot_be_cloned_leaves_no_sandbox(
-    modal_sandbox: Make, modal_standin: Any, repository: GitServer
-) -> None:
-    block = modal_sandbox(repo_url=repository.url, repo_ref="0" * 40)
-    with pytest.raises(ConfigurationError, match=r"could not be cloned at 0+ in a sandbox.*check repo_url"):
-        await block.open(block.labels(""))
-    state = modal_standin.ask("state")
-    assert (state["sandboxes"], state["counts"]["SandboxCreateV2"]) == ({}, 1)
-    repository.token = TOKEN
-    block = modal_sandbox(repo_url=repository.url, repo_token="wrong")
-    with pytest.raises(ConfigurationError, match="git ls-remote failed"):
-        await block.open(block.labels(""))
-    assert modal_standin.ask("state")["counts"]["SandboxCreateV2"] == 1

@@ -91,25 +91,6 @@ async def test_an_open_file_delays_the_reload_of_the_volume_with_a_warning(
         assert (await one.execute(READ)).files == {"a.txt": "y", "log.txt": "x"}
 
 
-async def test_files_are_written_and_read(modal_sandbox: Make, modal_standin: Any, volume: str) -> None:
-    block = modal_sandbox(volume_name=volume)
-    sandbox = await block.open(block.labels(""))
-    try:
-        data = bytes(range(256)) * 40_000  # 10 MB
-        await sandbox.upload("deep/er/a.bin", data)
-        assert await sandbox.download("deep/er/a.bin") == data
-        assert await sandbox.download("/sandbox/deep/er/a.bin") == data
-        await sandbox.upload("/data/b.bin", b"for all")
-        for path in ("../a", "no/such/file", "deep"):
-            with pytest.raises(VolumeError, match=path.split("/")[0]):
-                await sandbox.download(path)
-        with pytest.raises(VolumeError, match="could not be written"):
-            await sandbox.upload("deep", b"")
-    finally:
-        await sandbox.remove()
-    assert modal_standin.ask("volume", name=volume) == {"b.bin": "for all"}
-
-
 PROGRAM = """
 from concurrent.futures import ThreadPoolExecutor
 from rlm_batch import ModalInterpreter
