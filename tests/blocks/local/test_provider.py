@@ -43,11 +43,6 @@ def unknown_machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPa
     isolation_level._reasons.update(known)
 
 
-def hide_bubblewrap(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """Set PATH to an empty folder."""
-    monkeypatch.setenv("PATH", str(folder))
-
-
 def put_bubblewrap(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> None:
     """Put a script named `bwrap` on PATH, as its only program."""
     (folder / "bwrap").write_text(f"#!/bin/sh\n{script}\n")
@@ -75,7 +70,7 @@ async def test_auto_chooses_the_strongest_working_level() -> None:
 async def test_auto_chooses_landlock_where_bubblewrap_is_missing_or_fails(
     unknown_machine: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    hide_bubblewrap(unknown_machine, tmp_path)
+    unknown_machine.setenv("PATH", str(tmp_path))
     async with LocalSandbox().interpreter() as interpreter:
         result = await interpreter.execute("SUBMIT(works=True)")
     assert result.works
@@ -94,7 +89,7 @@ async def test_auto_rejects_a_level_that_shows_the_hosts_files(
     unknown_machine: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A level counts as working only if code under it could not read a file. Installed parts are not enough."""
-    hide_bubblewrap(unknown_machine, tmp_path)
+    unknown_machine.setenv("PATH", str(tmp_path))
     await LocalSandbox(isolation="landlock").check()
     isolation_level._reasons.clear()
     unknown_machine.setattr(creation, "build_confinement", lambda *_: {"limits": {}})
@@ -106,7 +101,7 @@ async def test_auto_rejects_a_level_that_shows_the_hosts_files(
 async def test_a_machine_without_isolation_gets_instructions_and_never_runs_unisolated(
     unknown_machine: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    hide_bubblewrap(unknown_machine, tmp_path)
+    unknown_machine.setenv("PATH", str(tmp_path))
     unknown_machine.setattr(levels, "find_landlock_abi", lambda: 0)
     block = LocalSandbox()
     for action in (lambda: resolve_level(block.isolation), block.check, lambda: block.open(block.labels(""))):

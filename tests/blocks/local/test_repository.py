@@ -101,22 +101,13 @@ async def test_a_branch_tag_commit_or_the_default_head_is_checked_out(repository
             assert result.answer == expected, ref
 
 
-@pytest.fixture(params=["git", "files"])
-def branches_only(repository: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Return the URL of a repository's server that serves branches and tags, but no other commits.
-
-    The first server is git itself, which obeys allowAnySHA1InWant in protocol version 0. The other serves files.
-    """
-    subprocess.run(["git", "-C", str(repository), "config", "uploadpack.allowAnySHA1InWant", "false"], check=True)
+@pytest.fixture
+def branches_only(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Return the URL of a server of files, which serves branches and tags, but no other commits."""
     # `git init` gives the clone in the cache the same branch as the repository that it fetches.
-    settings = {"protocol.version": "0", "init.defaultBranch": "main"}
-    for number, (name, value) in enumerate(settings.items()):
-        monkeypatch.setenv(f"GIT_CONFIG_KEY_{number}", name)
-        monkeypatch.setenv(f"GIT_CONFIG_VALUE_{number}", value)
-    monkeypatch.setenv("GIT_CONFIG_COUNT", str(len(settings)))
-    if request.param == "git":
-        yield f"file://{repository}"
-        return
+    monkeypatch.setenv("GIT_CONFIG_KEY_0", "init.defaultBranch")
+    monkeypatch.setenv("GIT_CONFIG_VALUE_0", "main")
+    monkeypatch.setenv("GIT_CONFIG_COUNT", "1")
 
     class Files(http.server.SimpleHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -89,27 +89,6 @@ def test_processes_that_prepare_leaves_end_with_the_sandbox(own_box: Boxes, mark
 
 
 @pytest.mark.each_once
-def test_too_many_open_files_of_prepare_are_reported(own_box: Boxes) -> None:
-    open_all = """
-import os
-files = []
-try:
-    while True:
-        files.append(os.dup(0))
-except OSError:
-    for fd in files[-%d:]:
-        os.close(fd)
-"""
-    box = own_box(open_files=64)
-    for left in (1, 4):  # free descriptors: 1 for a single file, 4 for only the pipes of a fork
-        box.close()
-        box.fields["prepare"] = open_all % left
-        answer = box.run("SUBMIT()")
-        assert answer["error"]["error"] == "SandboxStartError"
-        assert "no process could be made for the code: Too many open files" in answer["error"]["text"]
-
-
-@pytest.mark.each_once
 @pytest.mark.parametrize(
     "handler", ["signal.SIG_IGN", "lambda *_: os.waitpid(-1, os.WNOHANG)"], ids=["ignored", "waited for"]
 )
