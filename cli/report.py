@@ -49,17 +49,10 @@ def show_report(
     """
     if raw_csv and csv is None:
         raise ConfigurationError("--raw-csv needs --csv: name the file with --csv")
-    for option, target in (
-        ("--html", html),
-        ("--csv", csv),
-        ("--parquet", parquet),
-        ("--messages", messages),
-    ):
-        if target == "":
-            raise ConfigurationError(f"{option} is empty: name a file of this machine")
-        if is_remote(target):
+    for option, target in {"--html": html, "--csv": csv, "--parquet": parquet, "--messages": messages}.items():
+        if target == "" or is_remote(target):
             raise ConfigurationError(
-                f"{option} writes only to this machine, and {target} is remote: write to a local path and copy it"
+                f"{option} writes only to this machine, and {target!r} is no local path: write to one and copy the file"
             )
     reader = open_run(run)
     summary = reader.summarize()

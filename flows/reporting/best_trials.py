@@ -76,11 +76,6 @@ def compute_losses(scores: tuple[float, ...], spec: ReportSpec) -> tuple[float, 
     return tuple(score if item.direction == "minimize" else -score for score, item in items)
 
 
-def is_nonfinite(value: Any) -> TypeGuard[float]:
-    """Return whether the value is NaN or an infinity."""
-    return isinstance(value, float) and not math.isfinite(value)
-
-
 def is_score(value: Any) -> TypeGuard[float]:
     """Return whether the value can compare trials: a bool, or a finite number that a float can hold."""
     number = read_number(value)

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...sandbox.outcomes.outcome_json import get_status
-from ...sandbox.result import Failure, Outcome, Result
+from ...sandbox.result import Failure, Result
 from ...tasks.ledger.run_record import ReportSpec
 from ...tasks.repeats import REPEAT
 from .columns import VARIABLES, Columns, Tables, list_standard
-from .groups import STATISTICS, compute_mean, group_outcomes, read_number
+from .groups import STATISTICS, aggregate_numbers, group_outcomes, read_number
 from .ledger_reader import LedgerReader
 from .summary import MAX_ROWS
 from .table import describe_error, format_cell
@@ -81,7 +81,7 @@ class Comparison:
         both = [(first, second) for first, second, _ in values if first is not None and second is not None]
         if not both:
             return "in no execution of both runs"
-        first, second = (compute_mean(values) for values in zip(*both, strict=True))
+        first, second = (aggregate_numbers(values, "mean") for values in zip(*both, strict=True))
         less, more = (sum(sign * (b - a) > 0 for a, b in both) for sign in (-1, 1))
         means = f"mean {format_cell(first)} to {format_cell(second)}, difference {format_cell(second - first)}"
         return f"{means}; of {len(both):,}, {less:,} less in B, {more:,} more"
@@ -166,15 +166,10 @@ def _read_sides(reader: LedgerReader, spec: ReportSpec, has_repeats: bool) -> di
         text = json.dumps(_normalize(variables), sort_keys=True)
         number = counts.get(text, 0)
         counts[text] = number + 1
-        sides[text, number] = variables, _make_side(outcome, spec)
+        error = describe_error(outcome) if isinstance(outcome, Failure) else ""
+        numbers = {} if isinstance(outcome, Failure) else _read_numbers(outcome, spec)
+        sides[text, number] = variables, Side(outcome.meta.index or 0, get_status(outcome), numbers, error)
     return sides
-
-
-def _make_side(outcome: Outcome, spec: ReportSpec) -> Side:
-    index = outcome.meta.index or 0
-    if isinstance(outcome, Failure):
-        return Side(index, get_status(outcome), {}, describe_error(outcome))
-    return Side(index, get_status(outcome), _read_numbers(outcome, spec))
 
 
 def _read_numbers(result: Result, spec: ReportSpec) -> dict[str, float]:

@@ -4,6 +4,7 @@ Only runs with `record="full"` have them. A recursive model's turns are one conv
 another one. If a model's history was replaced, for example by a summary, each history is a conversation of its own.
 """
 
+import itertools
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -29,7 +30,9 @@ def write_conversations(reader: LedgerReader, file: Path) -> None:
     with file.open("wb") as target:
         for outcome in reader.read_outcomes():
             described = _describe_outcome(outcome)
-            for conversation in build_conversations(read_requests(transcripts, outcome)):
+            sessions = {get_session(record["id"]) for record in outcome.meta.queries.tree if "id" in record}
+            lines = itertools.chain.from_iterable(map(transcripts.read_session, sorted(sessions)))
+            for conversation in build_conversations(lines):
                 text = json.dumps({**conversation, **described}, ensure_ascii=False)
                 # Half a surrogate pair cannot be encoded as UTF-8.
                 target.write(text.encode("utf-8", "replace") + b"\n")
@@ -39,13 +42,6 @@ def write_conversations(reader: LedgerReader, file: Path) -> None:
             f"{reader.ledger.path} has no conversations: only runs with record='full' (--record full) that ask a "
             "language model have them"
         )
-
-
-def read_requests(transcripts: TranscriptReader, outcome: Outcome) -> Iterator[Json]:
-    """Yield the lines of the requests and outputs of an execution's last attempt."""
-    sessions = {get_session(record["id"]) for record in outcome.meta.queries.tree if "id" in record}
-    for session in sorted(sessions):
-        yield from transcripts.read_session(session)
 
 
 def build_conversations(lines: Iterable[Json]) -> Iterator[Json]:

@@ -26,7 +26,7 @@ def aggregate_group(outcomes: Sequence[Outcome], group: int, aggregate: Aggregat
     repeats failed, the outcome is a failure with the first error.
     """
     finished = [outcome for outcome in outcomes if get_status(outcome) != "unfinished"] or outcomes
-    meta = _merge_metas([outcome.meta for outcome in finished], group, AGGREGATES[aggregate])
+    meta = _merge_metas([outcome.meta for outcome in finished], group, aggregate)
     results = [outcome for outcome in finished if isinstance(outcome, Result)]
     if not results:
         (first, *_) = (outcome for outcome in finished if isinstance(outcome, Failure))
@@ -37,7 +37,7 @@ def aggregate_group(outcomes: Sequence[Outcome], group: int, aggregate: Aggregat
         present = [value for value in values if value is not None]
         numbers = [number for value in present if (number := read_number(value)) is not None]
         if numbers and len(numbers) == len(present):
-            outputs[name] = AGGREGATES[aggregate](numbers)
+            outputs[name] = aggregate_numbers(numbers, aggregate)
             outputs |= {f"{name}.{key}": value for key, value in describe_numbers(numbers).items()}
         else:
             outputs[name] = values[0] if all(value == values[0] for value in values) else values
@@ -59,45 +59,23 @@ def describe_numbers(numbers: Sequence[float]) -> dict[str, Any]:
 
     The standard deviation is the sample's, with `count - 1` in its denominator. One number has none.
     """
-    count, mean = len(numbers), compute_mean(numbers)
-    std = se = None
+    count, std = len(numbers), None
     if count > 1:
-        std = _compute_deviation(numbers, mean)
-        se = std / math.sqrt(count)
-    least, greatest = AGGREGATES["min"](numbers), AGGREGATES["max"](numbers)
+        std = statistics.stdev(numbers) if all(map(math.isfinite, numbers)) else math.nan
+    se = None if std is None else std / math.sqrt(count)
+    mean, least, greatest = (aggregate_numbers(numbers, name) for name in ("mean", "min", "max"))
     return dict(zip(STATISTICS, (count, mean, std, se, least, greatest), strict=True))
 
 
-def compute_mean(numbers: Sequence[float]) -> float:
-    """Return the mean, which is NaN or infinite if a number is."""
-    if not all(map(math.isfinite, numbers)):
-        return sum(numbers) / len(numbers)
-    if min(numbers) == max(numbers):
-        return numbers[0]  # Rounding would give equal numbers a standard deviation.
-    try:
-        return math.fsum(numbers) / len(numbers)
-    except OverflowError:
-        return math.fsum(number / len(numbers) for number in numbers)
+def aggregate_numbers(numbers: Sequence[float], aggregate: Aggregate) -> float:
+    """Return the mean, median, least or greatest of at least one number. It is NaN if a number is."""
+    functions: dict[Aggregate, Callable[[Sequence[float]], float]] = {
+        "mean": statistics.mean, "median": statistics.median, "min": min, "max": max
+    }  # fmt: skip
+    return math.nan if any(map(math.isnan, numbers)) else functions[aggregate](numbers)
 
 
-AGGREGATES: dict[Aggregate, Callable[[Sequence[float]], float]] = {
-    "mean": compute_mean,
-    "median": lambda values: math.nan if any(map(math.isnan, values)) else statistics.median(values),
-    "min": lambda values: math.nan if any(map(math.isnan, values)) else min(values),
-    "max": lambda values: math.nan if any(map(math.isnan, values)) else max(values),
-}
-
-
-def _compute_deviation(numbers: Sequence[float], mean: float) -> float:
-    if not math.isfinite(mean):
-        return math.nan
-    scale = max(abs(number - mean) for number in numbers)
-    if scale == 0 or not math.isfinite(scale):
-        return scale
-    return scale * math.sqrt(math.fsum(((number - mean) / scale) ** 2 for number in numbers) / (len(numbers) - 1))
-
-
-def _merge_metas(metas: Sequence[Meta], group: int, aggregate: Callable[[Sequence[float]], float]) -> Meta:
+def _merge_metas(metas: Sequence[Meta], group: int, aggregate: Aggregate) -> Meta:
     cpu_seconds = [meta.cpu_seconds for meta in metas if meta.cpu_seconds is not None]
     variables = {name: value for name, value in metas[0].variables.items() if name != REPEAT}
     return Meta(
@@ -106,9 +84,9 @@ def _merge_metas(metas: Sequence[Meta], group: int, aggregate: Callable[[Sequenc
         variables=variables,
         provider=metas[0].provider,
         isolation=metas[0].isolation,
-        seconds=aggregate([meta.seconds for meta in metas]),
+        seconds=aggregate_numbers([meta.seconds for meta in metas], aggregate),
         submitted=any(meta.submitted for meta in metas),
-        cpu_seconds=aggregate(cpu_seconds) if cpu_seconds else None,
+        cpu_seconds=aggregate_numbers(cpu_seconds, aggregate) if cpu_seconds else None,
         peak_mib=max((meta.peak_mib for meta in metas if meta.peak_mib is not None), default=None),
         exited=all(meta.exited for meta in metas),
     )

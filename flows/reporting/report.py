@@ -28,37 +28,21 @@ MAX_VARIABLES = 8  # variables that identify an execution in a line
 
 @dataclass(frozen=True, slots=True)
 class ReportContent:
-    """What the templates of a report show. The first item of rows is their header.
-
-    Attributes:
-        title: The title.
-        noun: The flow's word for an execution.
-        figures: Names and values.
-        charts: A title and an SVG for each chart.
-        fields: The fields of a single result, as texts.
-        table_title: The title of the table.
-        rows: The rows of the table; empty without executions.
-        notes: Sentences below the table.
-        shown: Executions with displays or files.
-        shown_count: The number of all of these.
-        failures: The rows of the table of failures; empty without failures.
-        full_failures: A title and a text for each failure that is shown in full.
-        other_failures: Failures that neither of them counts.
-    """
+    """What the templates of a report show. The first item of rows is their header."""
 
     title: str
-    noun: str
-    figures: list[list[str]]
-    charts: list[tuple[str, str]]
-    fields: list[tuple[str, str]]
+    noun: str  # the flow's word for an execution
+    figures: list[list[str]]  # names and values
+    charts: list[tuple[str, str]]  # titles and SVG
+    fields: list[tuple[str, str]]  # the fields of a single result, as texts
     table_title: str
-    rows: list[list[str]]
-    notes: list[str]
-    shown: list[Meta]
-    shown_count: int
-    failures: list[list[str]]
-    full_failures: list[tuple[str, str]]
-    other_failures: int
+    rows: list[list[str]]  # empty without executions
+    notes: list[str]  # sentences below the table
+    shown: list[Meta]  # executions with displays or files
+    shown_count: int  # of all of these
+    failures: list[list[str]]  # the table of failures; empty without failures
+    full_failures: list[tuple[str, str]]  # a title and a text for each failure that is shown in full
+    other_failures: int  # failures that neither of them counts
 
 
 def build_report(
