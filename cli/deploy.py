@@ -11,8 +11,7 @@ from typing import Annotated, Any
 from cyclopts import App, Parameter
 
 from ..blocks.registry import make_unsaved_provider
-from ..flows.inputs.secrets import refuse_secrets
-from ..flows.parameters import FlowParameters
+from ..flows.parameters import FlowParameters, refuse_secrets
 from ..flows.registry import FLOWS, load_flow, load_model
 from ..sandbox.errors import ConfigurationError
 from .parameter_options import DEPLOYMENT, FlowAction, Option, build_flow_command

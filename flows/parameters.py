@@ -5,24 +5,23 @@ schema and form, the command line's options and the API reference are made from 
 imports Prefect, because the command line refuses wrong parameters before that slow import.
 """
 
-import ast
 import inspect
-import sys
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cache, cached_property
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar, get_args, get_type_hints
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, SecretStr, ValidationError
 from pydantic.dataclasses import dataclass as parameter_model
 from pydantic.fields import FieldInfo
 
 from ..blocks.problems import describe_problems
 from ..blocks.storage.location import PathOrLocation
+from ..blocks.worker_consent import is_deployment_run
 from ..sandbox.driver_settings import PREPARE_TIMEOUT_SECONDS, Preparation
 from ..sandbox.errors import ConfigurationError
-from ..sandbox.requests.code_text import remove_indent
 from .inputs.conversion import (
     Code,
     Content,
@@ -56,12 +55,8 @@ MAX_TASK_RUNS = 1000
 class CommandLineForm:
     """The form of a parameter on the command line, if the parameter's type does not define it.
 
-    Args:
-        form: The reader of the words, a name in `cli/parameter_options.py`.
-        help: The option's help text; by default the parameter's description.
-        is_argument: Whether the command takes the value without the option's name.
-        metavar: The name of the value in the help; by default it follows from the type.
-        is_common: Whether many runs need the option, so the help shows it in its first group.
+    `form` is a name in `cli/parameter_options.py`. `help` and `metavar` follow from the parameter by default. The
+    command takes an argument without the option's name. The help shows a common option in its first group.
     """
 
     form: str = "value"
@@ -87,11 +82,7 @@ class FlowParameters(Generic[R]):
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> Self:
-        """Convert and check the parameters of one run.
-
-        Raises:
-            ConfigurationError: A value has a wrong type, is out of its bounds, or cannot be converted.
-        """
+        """Convert and check the parameters of one run. Raises ConfigurationError."""
         try:
             return cls(**convert_parameters(dict(values), find_contents(cls)))
         except ValidationError as error:
@@ -119,12 +110,8 @@ class FlowParameters(Generic[R]):
     def make_plan(self, report: ProgressReport | None = None, run_ledger: PathOrLocation | None = None) -> "Plan":
         """Read the inputs, check all that can be checked before anything runs, and return the plan.
 
-        Args:
-            report: A function that takes a line about the progress of reading a large file.
-            run_ledger: The ledger of the current flow run, which counts if the parameters name none.
-
-        Raises:
-            ConfigurationError: The parameters contradict each other, or an input cannot be read.
+        `report` takes lines about reading large files. `run_ledger` is the flow run's ledger, if the parameters name
+        none.
         """
         raise NotImplementedError
 
@@ -219,7 +206,7 @@ class CommonParameters:
         Field(
             description="Code to run once in each sandbox. Each execution is a fork of its process and sees its names."
         ),
-        CommandLineForm("code file", "Python file to run once in each sandbox."),
+        CommandLineForm("code file"),
     ] = None
     prepare_timeout: Annotated[float, Field(gt=0, description="Seconds for prepare.")] = PREPARE_TIMEOUT_SECONDS
     prepare_seed: Annotated[
@@ -384,7 +371,7 @@ class Options(CodeParameters, LaneParameters):
             description="Code that judges each execution, in another sandbox. Its fields are the result. It gets "
             "submitted, stdout, error, seconds, folder and the variables."
         ),
-        CommandLineForm("code file", "Python file that judges each execution; its fields are the result."),
+        CommandLineForm("code file"),
     ] = None
 
     @cached_property
@@ -410,6 +397,17 @@ class Options(CodeParameters, LaneParameters):
             )
         return code
 
+    def read_secrets(self) -> dict[str, SecretStr]:
+        """Return the variables that `secrets` names. Raises ConfigurationError if one is missing or not allowed."""
+        if is_deployment_run() or self.shards is not None:
+            refuse_secrets("a run of a deployment" if is_deployment_run() else "a job in shards")
+        missing = next((name for name in self.secrets or () if name not in os.environ), None)
+        if missing is not None:
+            raise ConfigurationError(
+                f"`secrets` names {missing!r}, and this process has no such environment variable: export it first"
+            )
+        return {name: SecretStr(os.environ[name]) for name in self.secrets or ()}
+
     def locate_ledger(self, run_ledger: L) -> PathOrLocation | L:
         """Return the place of the results, by default `run_ledger`. Raises ConfigurationError."""
         return run_ledger if self.results_path is None else locate_ledger(self.results_path)
@@ -421,11 +419,7 @@ Types = Annotated[
         description="Types of CSV columns: int, float, bool, json or str. "
         "json alone reads every cell as JSON where it can, and else as text. By default the cells decide."
     ),
-    CommandLineForm(
-        "types",
-        "Type of a CSV column: int, float, bool, json or str; --types json reads every cell as JSON where it can, and "
-        "else as text.",
-    ),
+    CommandLineForm("types"),
 ]
 RepeatCount = Annotated[
     int | None,
@@ -502,12 +496,9 @@ def build_signature(model: type[FlowParameters[Any]]) -> inspect.Signature:
     return inspect.Signature(parameters)
 
 
-def read_docstring(function: Callable[..., Any]) -> str:
-    """Return the function's docstring or an empty text. Read it from the source if Python stripped docstrings."""
-    if function.__doc__ is not None or sys.flags.optimize < 2:
-        return function.__doc__ or ""
-    try:
-        definition = ast.parse(remove_indent(inspect.getsource(function))).body[0]
-    except (OSError, SyntaxError):
-        return ""
-    return ast.get_docstring(definition, clean=False) or ""  # type: ignore[arg-type]
+def refuse_secrets(what: str) -> None:
+    """Raise ConfigurationError, because another process than this one would need the values."""
+    raise ConfigurationError(
+        f"{what} cannot take `secrets`, whose values stay in this process: save them in the "
+        "environment of a block, and pass the block as the provider"
+    )

@@ -35,7 +35,7 @@ from .inputs.conversion import convert_parameters
 from .inputs.spilling import spill_long_parameters
 from .listener import FlowListener
 from .orphans import remove_sandboxes
-from .parameters import FlowParameters, build_signature, find_contents, find_field, read_docstring
+from .parameters import FlowParameters, build_signature, find_contents, find_field
 from .plan import Plan
 from .prefect_server import provide_server
 from .sharding.shard_runs import cancel_shards
@@ -251,7 +251,7 @@ def define_flow(model: Callable[P, FlowParameters[R]]) -> BatchFlow[P, Coroutine
 
     execute.__name__ = execute.__qualname__ = parameters.flow_name
     execute.__module__ = f"{__package__}.{parameters.flow_name}"  # Deployments and copies in other processes use it.
-    execute.__doc__ = read_docstring(parameters)
+    execute.__doc__ = parameters.__doc__ or ""
     execute.__signature__ = build_signature(parameters)  # type: ignore[attr-defined]
     # The model validates the values, with one sentence for all problems.
     flow = _make_flow(execute, parameters.prefect_name, validate_parameters=False)
@@ -321,7 +321,7 @@ def _bind_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs:
 
 def _document_parameters(function: Callable[..., Any]) -> str:
     """Return the docstring with a section on the parameters, from which Prefect's schema takes their descriptions."""
-    lines = [inspect.cleandoc(read_docstring(function)), "", "Args:"]
+    lines = [inspect.cleandoc(function.__doc__ or ""), "", "Args:"]
     for parameter in inspect.signature(function).parameters.values():
         field = find_field(parameter.annotation)
         if field is not None and field.description:

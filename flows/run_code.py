@@ -143,8 +143,12 @@ async def run_code(
     """
     shorten_engine_log(task_run.id)
     text: str = convert_code(code)
+    try:
+        given = convert_fields(dict(variables or {}), allow_nonfinite=True)
+    except NotJsonError as error:
+        raise ConfigurationError(str(error)) from None
     check_code(text)
-    check_variables(text, [variables or {}])
+    check_variables(text, [given])
     options = Options(timeout=timeout, collect=check_patterns(collect))
     run = await make_run(options, Plan(total=1), await resolve_provider(provider, provider_options))
     run.run_id, run.server_id, run.log = flow_run.id or task_run.id, await get_server_id(), get_run_logger()
@@ -156,7 +160,7 @@ async def run_code(
     register_own_run(run.run_id)
     # The task run is in the key, so equal calls have different keys.
     fingerprint = {**await run.provider.fingerprint(), "task_run": task_run.id}
-    (execution,) = assign_keys([(text, _convert_variables(variables or {}))], fingerprint)
+    (execution,) = assign_keys([(text, given)], fingerprint)
     output = OutputLog(LineBudget(), f"{task_run.name}: ")
     outcome: Outcome
     try:
@@ -202,10 +206,3 @@ def _create_ledger(ledger: Ledger, run: Run) -> bool:
         id=run.run_id.replace("-", "")[:12],
     ).write()
     return True
-
-
-def _convert_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        return convert_fields(dict(variables), allow_nonfinite=True)
-    except NotJsonError as error:
-        raise ConfigurationError(str(error)) from None

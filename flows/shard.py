@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated
 from uuid import UUID
 
@@ -27,7 +28,7 @@ from .engine.run import make_run
 from .engine.termination import cancel_at_termination
 from .inputs.host_paths import locate_ledger
 from .parameters import Options
-from .plan import LABELS, Plan, execution_label
+from .plan import Plan, label_execution
 from .prefect_flow import define_function_flow
 
 STATE_INTERVAL_SECONDS = 5.0  # seconds between two looks at the states of the own flow run
@@ -108,7 +109,7 @@ async def _check_states(client: PrefectClient) -> None:
 async def _run_executions(files: ShardFiles, options: Options, files_digest: str | None) -> int:
     """Run the executions. Return how many had not ended at the deadline."""
     header, executions = files.read_work()
-    run = await make_run(options, Plan(total=header.total, label=LABELS.get(header.what, execution_label)))
+    run = await make_run(options, Plan(total=header.total, label=partial(label_execution, header.what)))
     provider = run.provider
     if header.commit is not None:
         provider.pin(header.commit)

@@ -36,7 +36,6 @@ from ...tasks.query import QueryTracker
 from ...tasks.retry import RetryPolicy
 from ...tasks.task_log import LineBudget, Logger
 from ...tasks.tracing import trace_model, trace_queries
-from ..inputs.secrets import read_secrets
 from ..listener import FlowListener, NotebookProgress, is_notebook
 from ..orphans import get_server_id, register_own_run
 from ..parameters import FlowParameters, Options
@@ -199,7 +198,7 @@ class Run:
             raise ConfigurationError(
                 f"the inputs changed while they were read: {total} at first, {len(results)} at the end. Run it again"
             )
-        return Outcomes(results, self.store.failures, str(self.ledger.path), self.plan.report_spec)
+        return Outcomes(results, self.store.failures, str(self.ledger.path))
 
     async def flush_ledger_after_error(self) -> None:
         """Close the ledger, which flushes it. Only log an OSError, because the error before it matters more."""
@@ -282,7 +281,7 @@ async def resolve_run_provider(options: Options) -> SandboxProvider:
     """Return a flow run's provider with the run's secrets and files. Raises ConfigurationError."""
     provider = await resolve_provider(options.provider, options.provider_options)
     if options.secrets:
-        provider = provider.with_secrets(read_secrets(options))
+        provider = provider.with_secrets(options.read_secrets())
     if options.python_path is not None or options.mounts:
         provider = await asyncio.to_thread(provider.with_files, options.python_path, options.mounts)
         provider.check_mounts()

@@ -9,6 +9,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from ...sandbox.errors import ConfigurationError
+from ...tasks.repeats import Item
 from .file_patterns import compute_file_digest
 from .host_paths import check_input_path
 from .spilling import read_json_reference, spill_text
@@ -37,14 +38,6 @@ context = {{context}}
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """The code of one question, and its variables."""
-
-    code: str
-    variables: dict[str, Any]
-
-
 @dataclass(slots=True)
 class ContextReader:
     """Reads contexts, and keeps the files that each piece of code needs.
@@ -55,17 +48,10 @@ class ContextReader:
     files: dict[str, dict[str, Path]] = field(default_factory=dict[str, dict[str, Path]])
     _digests: dict[Path, str] = field(default_factory=dict[Path, str])
 
-    def read(self, query: str, context: Any, context_file: Any, volume_path: str | None) -> Question:
-        """Return the question about a context.
+    def read(self, query: str, context: Any, context_file: Any, volume_path: str | None) -> Item:
+        """Return the code of the question about a context, and its variables. Raises ConfigurationError.
 
-        Args:
-            query: The question.
-            context: The context as a JSON value, or None.
-            context_file: A path, or a list of paths; None if the context is not in files of the host.
-            volume_path: The path of a text on the provider's volume, or None.
-
-        Raises:
-            ConfigurationError: There are several contexts, or a file cannot be read.
+        The context is a JSON value, a path or a list of paths of the host, or the path of a text on the volume.
         """
         sources = [context not in (None, ""), bool(context_file), bool(volume_path)]
         if sum(sources) > 1:
@@ -74,33 +60,35 @@ class ContextReader:
             )
         variables: dict[str, Any] = {"query": query}
         if volume_path:
-            return Question(ASK_VOLUME, {**variables, "context_path": volume_path})
-        if isinstance(context_file, list):
-            names = name_files([str(path) for path in context_file])  # type: ignore[reportUnknownArgumentType]
-            digests = {name: self._compute_digest(path) for name, path in names.items()}
-            pairs = ", ".join(f"{name!r}: read({digest!r})" for name, (digest, _) in digests.items())
-            files = dict(digests.values())
-            return self._ask_file(f"{{{pairs}}}", files, {**variables, "context_file": list(names)})
+            return (ASK_VOLUME, {**variables, "context_path": volume_path})
         if context_file:
-            digest, path = self._compute_digest(context_file)
-            return self._ask_file(
-                f"read({digest!r})", {digest: path}, {**variables, "context_file": Path(context_file).name}
-            )
+            paths: list[str] = [
+                str(path) for path in (context_file if isinstance(context_file, list) else [context_file])
+            ]
+            names = name_files(paths)
+            digests = {name: self._compute_digest(path) for name, path in names.items()}
+            reads = {name: f"read({digest!r})" for name, (digest, _) in digests.items()}
+            files = dict(digests.values())
+            if isinstance(context_file, list):
+                text = ", ".join(f"{name!r}: {read}" for name, read in reads.items())
+                return self._ask_file(f"{{{text}}}", files, {**variables, "context_file": list(names)})
+            ((name, read),) = reads.items()
+            return self._ask_file(read, files, {**variables, "context_file": name})
         if context in (None, ""):
-            return Question(ASK_WITHOUT, variables)
+            return (ASK_WITHOUT, variables)
         context = read_json_reference(context)
         is_text = isinstance(context, str)
         text = context if is_text else json.dumps(context)
         if len(text) <= MAX_VARIABLE_CHARACTERS:
-            return Question(ASK, {**variables, "context": context})
+            return (ASK, {**variables, "context": context})
         digest = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
         read = f"read({digest!r})" if is_text else f"json.loads(read({digest!r}))"
         return self._ask_file(read, {digest: Path(os.path.realpath(spill_text(text)))}, variables)
 
-    def _ask_file(self, context: str, files: Mapping[str, Path], variables: dict[str, Any]) -> Question:
+    def _ask_file(self, context: str, files: Mapping[str, Path], variables: dict[str, Any]) -> Item:
         code = READ.format(context=context)
         self.files.setdefault(code, {f"{FOLDER}/{digest}": path for digest, path in files.items()})
-        return Question(code, variables)
+        return (code, variables)
 
     def _compute_digest(self, name: str) -> tuple[str, Path]:
         """Return the SHA-256 of a file's content, and its path without links. The digest identifies the text."""
@@ -111,10 +99,7 @@ class ContextReader:
 
 
 def name_files(paths: list[str]) -> dict[str, str]:
-    """Return the paths by the shortest ends that tell them apart: the files' names, if these differ.
-
-    Raises ConfigurationError if a path is given twice.
-    """
+    """Return the paths by the shortest ends that tell them apart. Raises ConfigurationError for a path given twice."""
     parts = {path: PurePath(path).parts for path in paths}
     if len(parts) < len(paths):
         twice = next(path for path in paths if paths.count(path) > 1)

@@ -17,6 +17,7 @@ from ...sandbox.errors import ConfigurationError
 from ...sandbox.requests.execution_request import check_patterns
 from ...sandbox.requests.function_code import convert_code
 from ...sandbox.wire.strict_json import NotJsonError, convert_fields
+from ...tasks.host_tools import name_function, name_tools
 from ..search.space import check_pairs
 from .data_frames import list_table_rows
 from .readers import normalize_chunk_ids
@@ -28,11 +29,7 @@ DATA_PARAMETERS = ("inputs", "points", "data")  # parameters that take files of 
 
 
 class Content(Enum):
-    """The content of a parameter. It decides how Python values become JSON, and which values may go to a file.
-
-    A parameter's type names its content. The enum's value is the content's name in errors. Parameters go to a file if
-    Prefect cannot hold them.
-    """
+    """The content of a parameter, which its type names: how values become JSON, and which may go to a file."""
 
     CODE = "code"
     STEP = "code after other code"  # A later step may look like a file's name, such as `x.py`.
@@ -124,13 +121,8 @@ def find_content(annotation: Any) -> Content | None:
 def convert_parameters(parameters: dict[str, Any], contents: Mapping[str, Content]) -> dict[str, Any]:
     """Convert generators, arrays and tables to lists, and paths, blocks, models and functions to text.
 
-    Args:
-        parameters: The values by the parameters' names.
-        contents: The contents of the parameters that have one.
-
-    Raises:
-        ConfigurationError: JSON cannot hold a value, a directory is missing, a block must be saved first, code is the
-            name of a file, or a function cannot be sent.
+    Raises ConfigurationError if JSON cannot hold a value, a directory is missing, a block must be saved first, code is
+    the name of a file, or a function cannot be sent.
     """
     converted: dict[str, Any] = {
         name: str(value) if isinstance(value, PurePath) else value for name, value in parameters.items()
@@ -148,12 +140,8 @@ def convert_parameters(parameters: dict[str, Any], contents: Mapping[str, Conten
     if isinstance(mounts := converted.get("mounts"), Mapping):
         converted["mounts"] = {target: str(source) for target, source in locate_mounts(mounts).items()}
     if isinstance(tools := converted.get("tools"), Mapping):
-        from ...tasks.host_tools import name_tools
-
         converted["tools"] = tools = name_tools(tools)  # type: ignore[reportUnknownArgumentType]
     if (on_turn := converted.get("on_turn")) is not None:
-        from ...tasks.host_tools import name_function
-
         converted["on_turn"] = name_function("on_turn", on_turn)
     if isinstance(collect := converted.get("collect"), (list, tuple)):
         converted["collect"] = check_patterns(collect)  # type: ignore[reportUnknownArgumentType]

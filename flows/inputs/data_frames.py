@@ -10,14 +10,9 @@ MISSING_TYPES = ("NAType", "NaTType")  # the types of pandas.NA and pandas.NaT
 
 
 def list_table_rows(name: str, value: Any) -> list[dict[Any, Any]] | None:
-    """Return a dict for each row of a table, or None if the value is no table.
+    """Return a dict for each row of a DataFrame or a table of pyarrow, or None for anything else.
 
-    Args:
-        name: The parameter that has the value.
-        value: A DataFrame of pandas or polars, a table of pyarrow, or anything else.
-
-    Raises:
-        ConfigurationError: Two columns have one name, the index has a name, or JSON cannot hold a cell.
+    Raises ConfigurationError if two columns have one name, the index has a name, or JSON cannot hold a cell.
     """
     kind = type(value)
     if hasattr(kind, "to_pylist") and hasattr(kind, "schema"):  # a Table or a RecordBatch of pyarrow
@@ -53,11 +48,7 @@ def check_column_names(names: list[str], table: object) -> None:
 
 
 def list_arrow_rows(table: Any, name: object) -> list[dict[str, Any]]:
-    """Return a dict for each row of a table or a record batch of pyarrow, which messages call `name`.
-
-    Raises:
-        ConfigurationError: JSON cannot hold a cell.
-    """
+    """Return a dict for each row of a table of pyarrow. Raises ConfigurationError if JSON cannot hold a cell."""
     columns: list[list[Any]] = []
     for field, column in zip(table.schema, table.columns, strict=True):
         extension = str((field.metadata or {}).get(b"ARROW:extension:name", field.type))

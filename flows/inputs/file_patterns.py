@@ -56,7 +56,8 @@ class MatchedFiles:
                     f"`mounts`"
                 )
             size += length
-            path = f"{FOLDER}/{_escape_name(name)}"
+            # Daytona refuses control characters in paths.
+            path = f"{FOLDER}/" + "".join(c if c.isprintable() else f"%{ord(c):02X}" for c in name)
             if path in self._files:
                 raise ConfigurationError(f"two files would have the path {path}: rename {base / name}")
             self._files[path] = real
@@ -85,10 +86,7 @@ def match_files(base: Path, pattern: str) -> tuple[dict[str, Path], list[str]]:
     """Return the files below a directory that match a pattern, without links, and the names of links that lead out.
 
     The files are sorted by their names below the directory. A link to a file in the directory is a file of its own, and
-    links to directories are not entered.
-
-    Raises:
-        ConfigurationError: The run may not read the directory, or what a link leads to.
+    links to directories are not entered. Raises ConfigurationError if the run may not read a place.
     """
     root = resolve_links(check_input_path(base)) or base
     hidden = [part for part in PurePath(pattern).parts if part.startswith(".")]
@@ -126,8 +124,3 @@ def compute_file_digest(file: Path) -> str:
             return hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError as error:
         raise ConfigurationError(f"the input file {file} cannot be read: {error.strerror or error}") from None
-
-
-def _escape_name(name: str) -> str:
-    """Return the name with %0A for a line break, and so on. Daytona refuses control characters in paths."""
-    return "".join(character if character.isprintable() else f"%{ord(character):02X}" for character in name)

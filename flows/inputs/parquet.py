@@ -1,6 +1,6 @@
 """Files of inputs in Parquet, and folders of such files, plain or partitioned as by Hive."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -43,7 +43,7 @@ class ParquetTable:
         self._arrow: Any = pyarrow
         self._path = path
         self.types: dict[str, ColumnType] = {}
-        self._files: list[Callable[[], AbstractContextManager[BinaryIO]]]
+        self._files: Sequence[Callable[[], AbstractContextManager[BinaryIO]]]
         if isinstance(path, Path) and path.is_dir():
             files = _list_files(path)
             self._files = [partial(_open_below, file) for file in files.values()]
@@ -75,7 +75,12 @@ class ParquetTable:
         """Yield the files' rows in small tables with the columns of the directories, or one without rows per file."""
         for open_file, partition in zip(self._files, self._partitions, strict=True):
             with open_file() as stream, self._arrow.parquet.ParquetFile(stream) as opened:
-                check_expansion(self._path, _measure_values(opened.metadata), stream.seek(0, 2))
+                # One byte of a file may stand for many equal values.
+                metadata = opened.metadata
+                groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+                columns = [group.column(number) for group in groups for number in range(metadata.num_columns)]
+                size = sum(max(item.total_uncompressed_size, VALUE_BYTES * item.num_values) for item in columns)
+                check_expansion(self._path, size, stream.seek(0, 2))
                 empty = [opened.schema_arrow.empty_table()]
                 for batch in empty if is_empty else opened.iter_batches(BATCH_ROWS):
                     table = batch if is_empty else self._arrow.Table.from_batches([batch])
@@ -83,13 +88,6 @@ class ParquetTable:
                         column = self._arrow.array([value] * table.num_rows, self._arrow.array([value]).type)
                         table = table.append_column(name, column)
                     yield table.replace_schema_metadata()
-
-
-def _measure_values(metadata: Any) -> int:
-    """Return the bytes of a file's values in memory, at least. One byte of a file may stand for many equal values."""
-    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-    columns = (group.column(number) for group in groups for number in range(metadata.num_columns))
-    return sum(max(column.total_uncompressed_size, VALUE_BYTES * column.num_values) for column in columns)
 
 
 def _list_files(folder: Path) -> dict[str, Path]:

@@ -15,7 +15,6 @@ from ...sandbox.requests.json_text import JSON
 from ...tasks.check import NAMES, check_names
 from ...tasks.ledger.run_record import list_run_records
 from ...tasks.repeats import REPEAT, refuse_own_repeat
-from .cells import ColumnType
 from .file_patterns import refuse_pattern
 from .host_paths import locate_input
 from .parquet import ParquetTable
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from ..parameters import Options
 
 Variables = dict[str, Any]
-Chunk = tuple[str, Any]  # an id and its data
 TypesOfColumns = dict[str, Any] | Literal["json"] | None  # The caller's types. None means that the cells decide.
 RuleOfTypes = dict[str, Any] | Literal["json"]  # The run's record keeps this.
 JSON_LINES = (".jsonl", ".ndjson", ".json")
@@ -39,10 +37,6 @@ class RecordedTypes(dict[str, Any]):
 
 class Inputs(Iterable[Variables], Sized, Protocol):
     """An ordered collection of dicts of variables, with a length."""
-
-
-class ChunkSource(Iterable[Chunk], Sized, Protocol):
-    """An ordered collection of chunk ids with their data, with a length."""
 
 
 class InputFile:
@@ -86,20 +80,28 @@ class InputFile:
         if types and suffix not in CSV:
             raise ConfigurationError(f"`types` needs a CSV file, and {self.path} is not one")
         self.table: Table | None = None
+        self._rows: Table | JsonValues
         self.column_types: RuleOfTypes = {}
         try:
             if suffix == PARQUET:
-                self.table = ParquetTable(self.path)
+                self._rows = self.table = ParquetTable(self.path)
             else:
                 file = DataFile(self.path)
                 if report is not None and file.size >= LARGE_BYTES:
                     report(f"reading {self.path}, {file.size / 1e6:.0f} MB")
                 if suffix in CSV:
-                    self.table = self._read_csv(file, types, dict.fromkeys(texts, "str"))
-            self._rows = JsonValues(file, check) if self.table is None else self.table
+                    known = {**dict.fromkeys(texts, "str"), **(types if isinstance(types, dict) else {})}
+                    self._rows = self.table = CsvTable(file, known, "json" if types == "json" else None)
+                else:
+                    self._rows = JsonValues(file, check)
         except OSError as error:
             raise ConfigurationError(f"the input file {self.path} cannot be read: {error.strerror}") from None
         if self.table is not None:
+            unknown = [name for name in types if name not in self.table.names] if type(types) is dict else []
+            if unknown:
+                raise ConfigurationError(
+                    f"`types` names the column {unknown[0]!r}, and {self.path} has {', '.join(self.table.names)}"
+                )
             self.column_types = "json" if types == "json" else dict(self.table.types)
             if check is not None:
                 check(self.table.names, f"the header of {self.path}")
@@ -109,17 +111,6 @@ class InputFile:
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._rows)
-
-    def _read_csv(self, file: DataFile, types: TypesOfColumns, default_types: dict[str, ColumnType]) -> CsvTable:
-        if types == "json":
-            return CsvTable(file, {}, "json")
-        table = CsvTable(file, {**default_types, **(types or {})})
-        unknown = [name for name in types or {} if name not in table.names]
-        if unknown and not isinstance(types, RecordedTypes):
-            raise ConfigurationError(
-                f"`types` names the column {unknown[0]!r}, and {self.path} has {', '.join(table.names)}"
-            )
-        return table
 
 
 def check_variable_names(names: Iterable[str], where: str) -> None:
@@ -133,30 +124,19 @@ def check_variable_names(names: Iterable[str], where: str) -> None:
 
 
 @dataclass
-class _SameNames:
-    """A check that all of a sweep's points have the variables of the first point."""
+class _NamesCheck:
+    """A check of the names of each row's variables, which remembers them. A sweep's points must have the same names."""
 
-    first: frozenset[str] | None = None
+    must_be_same: bool
+    known: frozenset[str] | None = None
 
     def __call__(self, names: Iterable[str], where: str) -> None:
-        if self.first is None:
+        if self.known is None or not (self.must_be_same or self.known.issuperset(names)):
             check_variable_names(names, where)
-            self.first = frozenset(names)
-        for name in sorted(self.first ^ set(names)):
-            problem = "no" if name in self.first else "a new"
+            self.known = (self.known or frozenset()).union(names)
+        for name in sorted(self.known ^ set(names)) if self.must_be_same else ():
+            problem = "no" if name in self.known else "a new"
             raise ConfigurationError(f"{where} has {problem} variable {name!r}: give all points the same variables")
-
-
-@dataclass
-class _KnownNames:
-    """A check of variables' names that remembers the names."""
-
-    known: frozenset[str] = frozenset()
-
-    def __call__(self, names: Iterable[str], where: str) -> None:
-        if not self.known.issuperset(names):
-            check_variable_names(names, where)
-            self.known = self.known.union(names)
 
 
 def read_inputs(
@@ -167,19 +147,11 @@ def read_inputs(
     texts: Iterable[str] = (),
     noun: str = "inputs",
 ) -> Inputs:
-    """Return a flow's inputs from a list of dicts or a path.
+    """Return a flow's inputs from a list of dicts or a path. All `points` must have the same variables.
 
-    Args:
-        inputs: The list or the path.
-        types: The types of a CSV file's columns.
-        report: A function that gets a line before a large file is read.
-        texts: Columns of CSV that are text by default.
-        noun: The parameter. All `points` must have the same variables.
-
-    Raises:
-        ConfigurationError: There are no inputs, or a name is wrong.
+    `texts` are columns of CSV that are text by default. Raises ConfigurationError for no inputs or a wrong name.
     """
-    check = _SameNames() if noun == "points" else _KnownNames()
+    check = _NamesCheck(must_be_same=noun == "points")
     if isinstance(inputs, str):
         rows: Inputs = InputFile(inputs, types, report, check, texts)
     else:
@@ -216,10 +188,7 @@ class Grid:
 
 
 def read_lines(path: str) -> list[str]:
-    """Return the lines of a text file that are not empty, or the texts in a file of JSON lines.
-
-    Raises ConfigurationError if the file cannot be read, or a line is not JSON.
-    """
+    """Return the lines of a text file that are not empty, or the texts of JSON lines. Raises ConfigurationError."""
     try:
         file = DataFile(locate_input(path))
         lines = [line.strip() for line in file.read_lines() if line.strip()]
@@ -261,8 +230,8 @@ class _ChunkRows:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __iter__(self) -> Iterator[Chunk]:
-        return ((_normalize_chunk_id(row["id"]), row["data"]) for row in self.rows)
+    def __iter__(self) -> Iterator[Variables]:
+        return ({"chunk_id": _normalize_chunk_id(row["id"]), "data": row["data"]} for row in self.rows)
 
 
 @dataclass(frozen=True)
@@ -279,30 +248,30 @@ class _SlicedChunks:
     def __len__(self) -> int:
         return (len(self.items) + self.size - 1) // self.size
 
-    def __iter__(self) -> Iterator[Chunk]:
+    def __iter__(self) -> Iterator[Variables]:
         rest = iter(self.items)
         slices = iter(lambda: list(itertools.islice(rest, self.size)), [])  # An empty list ends the iterator.
-        return ((str(number), items) for number, items in enumerate(slices))
+        return ({"chunk_id": str(number), "data": items} for number, items in enumerate(slices))
 
 
 def build_chunks(
     chunks: Any, data: Any, chunk_size: int | None, types: TypesOfColumns = None, report: Report | None = None
-) -> ChunkSource:
-    """Return the chunks: data by id, or `data` cut into lists of `chunk_size`. Raises ConfigurationError."""
+) -> Inputs:
+    """Return the variables of chunks: data by id, or lists of `chunk_size` items. Raises ConfigurationError."""
     if not isinstance(chunks, str) and not isinstance(data, str):
         refuse_types(types)
     if data is not None:
         items = InputFile(data, types, report) if isinstance(data, str) else data
-        source: ChunkSource = _SlicedChunks(items, chunk_size or 1)
+        source: Inputs = _SlicedChunks(items, chunk_size or 1)
     elif isinstance(chunks, str):
         source = _ChunkRows(InputFile(chunks, types, report, _check_chunk, ("id",)))
         ids: set[str] = set()
-        for number, (chunk_id, _) in enumerate(source, 1):
-            if chunk_id in ids:
+        for number, part in enumerate(source, 1):
+            if (chunk_id := part["chunk_id"]) in ids:
                 raise ConfigurationError(f"chunk {number} of {chunks} has the id {chunk_id!r}, like an earlier one")
             ids.add(chunk_id)
     else:
-        source = normalize_chunk_ids(chunks).items()
+        source = [{"chunk_id": name, "data": value} for name, value in normalize_chunk_ids(chunks).items()]
     if not len(source):
         raise ConfigurationError("`data` is empty: give at least one item")
     return source
@@ -330,14 +299,10 @@ def _normalize_chunk_id(value: Any) -> str:
 def check_variables(
     code: str, inputs: Iterable[Iterable[str]], options: "Options | None" = None, repeats: int | None = None
 ) -> None:
-    """Check the code, and the code of `check` in the options, with the variables of each input.
+    """Check the code, and the code of `check`, with the variables of each input. Raises ConfigurationError.
 
     Without `prepare` the inputs must define all parameters of a function that have no default. With `repeats`, the run
     sets the variable `repeat` of a function that has this parameter.
-
-    Raises:
-        ConfigurationError: Code comes from a function that does not take the variables, or a variable has the name of
-            one that the check gets.
     """
     if repeats is not None:
         refuse_own_repeat(next(iter(inputs), ()))

@@ -29,11 +29,8 @@ JSON_FILE = "<file of JSON>"  # the only key of a dict that names the file of a 
 def spill_long_parameters(parameters: dict[str, Any], contents: Mapping[str, Content]) -> dict[str, Any]:
     """Return the parameters with a reference to a file for each list or text that Prefect cannot hold.
 
-    Such a list or text is too long, or has an integer of more than 64 bits or a NUL in it. The files are below the
-    results root, and named after their content.
-
-    Raises:
-        ConfigurationError: Another parameter has such an integer or a NUL, or a parameter has text that is not UTF-8.
+    Such a list or text is too long, or has an integer of more than 64 bits or a NUL in it. Raises ConfigurationError if
+    any other parameter has one, or if text is not UTF-8.
     """
     short = dict(parameters)
     for name, value in parameters.items():
@@ -52,7 +49,9 @@ def spill_long_parameters(parameters: dict[str, Any], contents: Mapping[str, Con
             if problem is not None or len(value.encode()) > PARAMETER_LIMIT:
                 short[name] = f"@{spill_text(declare_utf8(value))}"
         elif content in LISTS and isinstance(value, (list, dict)):
-            items = _list_chunks(value) if isinstance(value, dict) else value
+            items = value
+            if isinstance(value, dict):
+                items = [{"id": name, "data": data} for name, data in normalize_chunk_ids(value).items()]
             data = "".join(json.dumps(item, separators=(",", ":")) + "\n" for item in items).encode("ascii")
             if problem is not None or len(data) > PARAMETER_LIMIT:
                 path = _write_once(data, ".jsonl")
@@ -60,10 +59,6 @@ def spill_long_parameters(parameters: dict[str, Any], contents: Mapping[str, Con
         elif problem is not None:
             raise ConfigurationError(f"{name} has {problem}, or give it in inputs, points or data")
     return short
-
-
-def _list_chunks(chunks: dict[Any, Any]) -> list[dict[str, Any]]:
-    return [{"id": chunk_id, "data": data} for chunk_id, data in normalize_chunk_ids(chunks).items()]
 
 
 def _find_unstorable(name: str, value: Any) -> str | None:
@@ -97,10 +92,7 @@ def _list_scalars(value: Any) -> Iterator[Any]:
 
 
 def read_json_reference(value: Any) -> Any:
-    """Return the JSON value of a parameter: the value itself, or the content of the file of a long one.
-
-    Raises ConfigurationError if the file cannot be read.
-    """
+    """Return the JSON value of a parameter, or of its file. Raises ConfigurationError if that cannot be read."""
     if not isinstance(value, dict) or value.keys() != {JSON_FILE}:
         return value
     place = str(value[JSON_FILE])
@@ -134,10 +126,7 @@ def _write_once(data: bytes, suffix: str) -> str:
 def read_codes(code: Any) -> list[str]:
     """Return the pieces of code of a parameter: a text, a list of texts, or a reference to a file as in `@PATH`.
 
-    A file of JSON lines has a list of codes, and each may again refer to a file. Any other file is one text.
-
-    Raises:
-        ConfigurationError: A file cannot be read, its path is not absolute, or there is no code.
+    A file of JSON lines has a list of codes, and each may again refer to a file. Raises ConfigurationError.
     """
     codes: list[str] = code if isinstance(code, list) else _read_reference(code)
     if not codes:

@@ -50,12 +50,7 @@ class BatchParameters(Options, FlowParameters[OutcomesReport]):
             description="Variables of each execution of one piece of code, or a path to JSON, CSV or Parquet. A "
             "pattern such as csv/*.csv gives an execution for each file, with the variable path."
         ),
-        CommandLineForm(
-            "path",
-            "Variables of each execution: JSON, CSV or Parquet; or a pattern in quotes, such as 'csv/*.csv', for an "
-            "execution with the variable path for each file.",
-            is_common=True,
-        ),
+        CommandLineForm("path", is_common=True),
     ] = None
     types: Types = None
     repeats: RepeatCount = None

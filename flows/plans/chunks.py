@@ -5,7 +5,7 @@ import hashlib
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import Field
@@ -24,7 +24,7 @@ from ...tasks.ledger.run_record import ReportSpec
 from ...tasks.repeats import REPEAT, Repeats, add_repeat, locate_execution, make_repeat_test
 from ..inputs.conversion import Code, DataById, DataItem, Items, PathText
 from ..inputs.readers import (
-    ChunkSource,
+    Inputs,
     build_chunks,
     check_provided_variables,
     check_variables,
@@ -34,7 +34,7 @@ from ..inputs.readers import (
 from ..inputs.spilling import read_text_reference
 from ..inputs.tables import Report as ProgressReport
 from ..parameters import CommandLineForm, FlowParameters, Options, RepeatCount, Types, VolumeName
-from ..plan import CodeForEach, Outcomes, Plan, chunk_label, count_executions, repeat_items
+from ..plan import CodeForEach, Outcomes, Plan, count_executions, label_execution, repeat_items
 from ..reporting.groups import group_outcomes
 from ..reporting.table import format_cell
 from ..reports import Report, describe_outcome
@@ -172,21 +172,17 @@ class ChunksParameters(Options, FlowParameters[ChunksReport]):
     code: Annotated[
         Code,
         Field(description="Python code that reads chunk_id and data, and submits its fields."),
-        CommandLineForm(
-            "code file",
-            "Python file that reads chunk_id and data, and submits its fields; /dev/stdin is standard input.",
-            is_argument=True,
-        ),
+        CommandLineForm("code file", is_argument=True),
     ]
     chunks: Annotated[
         DataById | PathText | None,
         Field(description="Data of each chunk by its id, or a path to JSON, CSV or Parquet with id and data."),
-        CommandLineForm("path", "Chunks, with id and data in each line: JSON, CSV or Parquet.", is_common=True),
+        CommandLineForm("path", is_common=True),
     ] = None
     data: Annotated[
         Items[DataItem] | PathText | None,
         Field(description="Items to divide into chunks, or a path to JSON, CSV or Parquet with one in each line."),
-        CommandLineForm("path", "Items to divide into chunks, one in each line: JSON, CSV or Parquet.", is_common=True),
+        CommandLineForm("path", is_common=True),
     ] = None
     chunk_size: Annotated[
         int | None, Field(ge=1, description="Items of the data in each chunk."), CommandLineForm(is_common=True)
@@ -195,9 +191,7 @@ class ChunksParameters(Options, FlowParameters[ChunksReport]):
     reduce: Annotated[
         Code | None,
         Field(description="Code that runs once after all chunks, with their fields in results."),
-        CommandLineForm(
-            "code file", "Python file that runs once after all chunks, with their fields in results.", is_common=True
-        ),
+        CommandLineForm("code file", is_common=True),
     ] = None
     types: Types = None
     repeats: RepeatCount = None
@@ -235,12 +229,12 @@ class ChunksParameters(Options, FlowParameters[ChunksReport]):
         types = resolve_types_of(source, self.types, options.locate_ledger(run_ledger))  # type: ignore[arg-type]
         parts = build_chunks(self.chunks, self.data, self.chunk_size, types, report)
         spec = ReportSpec("chunk" if reduce is None else "execution").with_repeats(self.repeats, len(parts))
-        items = CodeForEach(code, _ChunkVariables(parts))
+        items = CodeForEach(code, parts)
         return Plan(
             total=count_executions(len(parts), spec) + (reduce is not None),
             items=repeat_items(items, spec, options),
-            execute=ChunkedJob(code, parts, reduce, spec.repeats).execute,
-            label=chunk_label,
+            execute=partial(execute_chunks, code, parts, reduce),
+            label=partial(label_execution, "chunk"),
             report_spec=spec,
             column_types=get_column_types(parts),
         )
@@ -251,79 +245,58 @@ class ChunksParameters(Options, FlowParameters[ChunksReport]):
         return ChunksReport.from_outcomes(outcomes, count, self.repeats)
 
 
-@dataclass(frozen=True, slots=True)
-class _ChunkVariables:
-    """The variables of each chunk. They can be read again."""
-
-    parts: ChunkSource
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return ({"chunk_id": chunk_id, "data": data} for chunk_id, data in self.parts)
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkedJob:
-    """The chunks of one job, and the code that reduces their results."""
-
-    code: str
-    parts: ChunkSource
-    reduce: str | None
-    repeats: Repeats | None = None
-
-    async def execute(self, run: "Run") -> None:
-        """Execute the chunks, and then the reduction if there is one and no chunk failed."""
-        fingerprint = await run.compute_fingerprint()
-        keys = hashlib.sha256()
-        executions = self._build_executions(fingerprint, keys, run.preparation)
-        await run.executor.execute_all(executions, run.cache.find_result)
-        if self.reduce is not None:
-            await self._execute_reduction(run, self.reduce, {**fingerprint, "chunks": keys.hexdigest()})
-        count, repeats = self._count(), None if self.repeats is None else self.repeats.count
-        report = ChunksReport.from_outcomes(run.collect_outcomes(), count, repeats)
-        for note in report.list_overlaps():
-            run.log.warning("%s", note)
-
-    def _count(self) -> int:
-        """Return the number of the chunks' executions."""
-        return len(self.parts) if self.repeats is None else self.repeats.total
-
-    def _build_executions(
-        self, fingerprint: dict[str, Any], keys: Any, preparation: Preparation | None
-    ) -> Iterator[Execution]:
-        """Yield the executions of the chunks, and add the key of each to the hash `keys`.
-
-        The first repeat has the key of a job without repeats, unless the code reads the number of the repeat.
-        """
-        needs_repeat = self.repeats is not None and make_repeat_test(None if preparation is None else preparation.code)(
-            self.code
-        )
-        count = 1 if self.repeats is None else self.repeats.count
-        for number, (chunk_id, data) in enumerate(self.parts):
-            encoded = {"data": _encode(data, f"the data of chunk {chunk_id}")}
-            for repeat in range(count):
-                index = number * count + repeat
-                place = locate_execution(self.repeats, index)
-                variables = {"chunk_id": chunk_id}
-                if needs_repeat:
-                    variables = add_repeat(variables, repeat)
-                about = add_index(fingerprint, number_seed(index, place))
-                if repeat and not needs_repeat:
-                    about = {**about, REPEAT: repeat}
-                key = compute_key(self.code, variables, encoded, about)
-                keys.update(key.encode())
-                yield Execution(index, self.code, variables, key, encoded, place=place)
-
-    async def _execute_reduction(self, run: "Run", reduce: str, fingerprint: dict[str, Any]) -> None:
-        count = self._count()
-        submitted = await asyncio.to_thread(_collect_submitted, run.store.outcomes, self.repeats)
+async def execute_chunks(code: str, parts: Inputs, reduce: str | None, run: "Run") -> None:
+    """Execute the chunks, and then the reduction if there is one and no chunk failed."""
+    repeats = run.plan.report_spec.repeats
+    count = len(parts) if repeats is None else repeats.total
+    fingerprint = await run.compute_fingerprint()
+    keys = hashlib.sha256()
+    executions = _build_executions(code, parts, repeats, fingerprint, keys, run.preparation)
+    await run.executor.execute_all(executions, run.cache.find_result)
+    if reduce is not None:
+        submitted = await asyncio.to_thread(_collect_submitted, run.store.outcomes, repeats)
         encoded = {"results": await asyncio.to_thread(_encode, submitted, "the chunks' submitted fields")}
-        key = compute_key(reduce, {}, encoded, add_index(fingerprint, count))
+        key = compute_key(reduce, {}, encoded, add_index({**fingerprint, "chunks": keys.hexdigest()}, count))
         reduction = Execution(count, reduce, {}, key, encoded, is_checked=False)
         if failed := run.store.failures:
-            noun = "chunks" if self.repeats is None else "executions"
-            run.skip([reduction], f"{len(failed)} of {count} {noun} have no result")
+            run.skip([reduction], f"{len(failed)} of {count} executions have no result")
         else:
             await run.executor.execute_all(iter([reduction]), run.cache.find_result)
+    report = ChunksReport.from_outcomes(run.collect_outcomes(), count, None if repeats is None else repeats.count)
+    for note in report.list_overlaps():
+        run.log.warning("%s", note)
+
+
+def _build_executions(
+    code: str,
+    parts: Inputs,
+    repeats: Repeats | None,
+    fingerprint: dict[str, Any],
+    keys: Any,
+    preparation: Preparation | None,
+) -> Iterator[Execution]:
+    """Yield the executions of the chunks, and add the key of each to the hash `keys`.
+
+    The first repeat has the key of a job without repeats, unless the code reads the number of the repeat.
+    """
+    prepare = None if preparation is None else preparation.code
+    needs_repeat = repeats is not None and make_repeat_test(prepare)(code)
+    count = 1 if repeats is None else repeats.count
+    for number, part in enumerate(parts):
+        chunk_id = part["chunk_id"]
+        encoded = {"data": _encode(part["data"], f"the data of chunk {chunk_id}")}
+        for repeat in range(count):
+            index = number * count + repeat
+            place = locate_execution(repeats, index)
+            variables = {"chunk_id": chunk_id}
+            if needs_repeat:
+                variables = add_repeat(variables, repeat)
+            about = add_index(fingerprint, number_seed(index, place))
+            if repeat and not needs_repeat:
+                about = {**about, REPEAT: repeat}
+            key = compute_key(code, variables, encoded, about)
+            keys.update(key.encode())
+            yield Execution(index, code, variables, key, encoded, place=place)
 
 
 def _encode(value: Any, description: str) -> EncodedVariable:

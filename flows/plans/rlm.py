@@ -14,7 +14,7 @@ from ...sandbox.queries.answer_type import AnswerType
 from ...sandbox.queries.recursive_model import RecursionSettings
 from ...tasks.execution import Execution, Upload
 from ...tasks.ledger.run_record import ReportSpec
-from ..inputs.contexts import ContextReader, Question
+from ..inputs.contexts import ContextReader
 from ..inputs.conversion import AnswerTypeText, ContextValue, Items, ModelText, PathText, TurnFunction, Variables
 from ..inputs.readers import get_column_types, read_inputs, read_lines, resolve_types_of
 from ..inputs.tables import Report as ProgressReport
@@ -28,12 +28,9 @@ CONTEXT_COLUMNS = ("context", "context_file", "context_volume_path")  # columns 
 
 @dataclass(frozen=True, slots=True)
 class QuestionRows:
-    """The questions of rows, as code with its variables. It can be read again, for a flow run that Prefect retries.
+    """The questions of rows, as code with its variables. They can be read again if Prefect retries the flow run.
 
-    Args:
-        rows: The rows: a query, a context, and other columns, which are variables too.
-        shared: The context of rows without their own: its values by the names of `CONTEXT_COLUMNS`.
-        reader: Reads the contexts.
+    `shared` is the context of rows without their own: its values by the names of `CONTEXT_COLUMNS`.
     """
 
     rows: Iterable[Mapping[str, Any]]
@@ -42,20 +39,16 @@ class QuestionRows:
 
     def __iter__(self) -> Iterator[Item]:
         for number, row in enumerate(self.rows, 1):
-            question = self._read_row(row, number)
-            yield question.code, question.variables
-
-    def _read_row(self, row: Mapping[str, Any], number: int) -> Question:
-        query = row.get("query")
-        if not isinstance(query, str) or not query.strip():
-            raise ConfigurationError(f"question {number} is not a text: give each row a text as its query")
-        own = {name: row[name] for name in CONTEXT_COLUMNS if row.get(name) not in (None, "", [])}
-        for name in ("context_file", "context_volume_path"):
-            if not isinstance(own.get(name, ""), str if name == "context_volume_path" else (str, list)):
-                raise ConfigurationError(f"question {number} has {name} {own[name]!r}: give a path")
-        question = self.reader.read(query, *map((own or self.shared).get, CONTEXT_COLUMNS))
-        others = {name: value for name, value in row.items() if name not in ("query", *CONTEXT_COLUMNS)}
-        return Question(question.code, {**others, **question.variables})
+            query = row.get("query")
+            if not isinstance(query, str) or not query.strip():
+                raise ConfigurationError(f"question {number} is not a text: give each row a text as its query")
+            own = {name: row[name] for name in CONTEXT_COLUMNS if row.get(name) not in (None, "", [])}
+            for name in ("context_file", "context_volume_path"):
+                if not isinstance(own.get(name, ""), str if name == "context_volume_path" else (str, list)):
+                    raise ConfigurationError(f"question {number} has {name} {own[name]!r}: give a path")
+            code, variables = self.reader.read(query, *map((own or self.shared).get, CONTEXT_COLUMNS))
+            others = {name: value for name, value in row.items() if name not in ("query", *CONTEXT_COLUMNS)}
+            yield code, {**others, **variables}
 
 
 @parameter_model(frozen=True, kw_only=True)
@@ -129,7 +122,7 @@ Context = Annotated[
 Queries = Annotated[
     Items[str] | PathText | None,
     Field(description="Questions to answer, or the path of a file with one in each line."),
-    CommandLineForm("path", "File with a question in each line.", is_common=True),
+    CommandLineForm("path", is_common=True),
 ]
 Inputs = Annotated[
     Items[Variables] | PathText | None,
@@ -137,7 +130,7 @@ Inputs = Annotated[
         description="Rows with a query, and a context, context_file or context_volume_path of their own; or a path to "
         "JSON, CSV or Parquet. Other columns are in the results."
     ),
-    CommandLineForm("path", "Questions with their contexts: JSON, CSV or Parquet.", is_common=True),
+    CommandLineForm("path", is_common=True),
 ]
 
 

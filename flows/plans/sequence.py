@@ -1,6 +1,7 @@
 """The sequence flow: pieces of code that share one sandbox and its state, one after the other."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass as parameter_model
@@ -13,7 +14,7 @@ from ..inputs.readers import check_variables
 from ..inputs.spilling import read_codes
 from ..inputs.tables import Report as ProgressReport
 from ..parameters import CodeParameters, CommandLineForm, FlowParameters
-from ..plan import Outcomes, Plan, step_label
+from ..plan import Outcomes, Plan, label_execution
 from ..reports import OutcomesReport, report_outcomes
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class SequenceParameters(CodeParameters, FlowParameters[OutcomesReport]):
             total=len(codes),
             items=[(code, {}) for code in codes],
             execute=execute_steps,
-            label=step_label,
+            label=partial(label_execution, "step"),
             report_spec=ReportSpec("step"),
             runs_each_code=True,
             state_context="main",
@@ -74,7 +75,12 @@ class SequenceParameters(CodeParameters, FlowParameters[OutcomesReport]):
 
 async def execute_steps(run: "Run") -> None:
     """Execute the steps in order, or take all of their results from the ledger."""
-    executions = _chain_steps([code for code, _ in run.plan.items], await run.compute_fingerprint())
+    fingerprint = await run.compute_fingerprint()
+    executions: list[Execution] = []
+    key = ""  # It covers all earlier steps, because a step's result depends on them.
+    for index, (code, _) in enumerate(run.plan.items):
+        key = compute_key(code, {}, {}, {**fingerprint, "before": key})
+        executions.append(Execution(index, code, {}, key))
     # Results of only some steps are of no use: the other steps need the state, which is not in the ledger.
     results = [run.cache.find_result(execution) for execution in executions]
     is_complete = all(result is not None for result in results)
@@ -83,13 +89,3 @@ async def execute_steps(run: "Run") -> None:
     )
     if failed := run.store.failures:
         run.skip(executions, f"step {failed[0].meta.index} failed, and this step depends on it")
-
-
-def _chain_steps(codes: list[str], fingerprint: dict[str, Any]) -> list[Execution]:
-    """Return the executions. Each key covers all earlier steps, because a step's result depends on them."""
-    executions: list[Execution] = []
-    key = ""
-    for index, code in enumerate(codes):
-        key = compute_key(code, {}, {}, {**fingerprint, "before": key})
-        executions.append(Execution(index, code, {}, key))
-    return executions

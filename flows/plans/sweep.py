@@ -23,7 +23,7 @@ from ..inputs.readers import (
 from ..inputs.spilling import read_text_reference
 from ..inputs.tables import Report as ProgressReport
 from ..parameters import CommandLineForm, FlowParameters, Options, RepeatCount, Types
-from ..plan import CodeForEach, Outcomes, Plan, count_executions, repeat_items, trial_label
+from ..plan import CodeForEach, Outcomes, Plan, count_executions, label_execution, repeat_items
 from ..reporting.best_trials import read_scores
 from ..reporting.groups import STATISTICS
 from ..reports import TrialsReport
@@ -53,11 +53,7 @@ class SweepParameters(Options, FlowParameters[TrialsReport]):
     code: Annotated[
         Code,
         Field(description="Python code that reads the trial's variables and submits the objective."),
-        CommandLineForm(
-            "code file",
-            "Python file that reads the trial's variables and submits the objective; /dev/stdin is standard input.",
-            is_argument=True,
-        ),
+        CommandLineForm("code file", is_argument=True),
     ]
     grid: Annotated[
         GridValues,
@@ -71,7 +67,7 @@ class SweepParameters(Options, FlowParameters[TrialsReport]):
     points: Annotated[
         Items[Variables] | PathText | None,
         Field(description="Variables of each trial, or a path to JSON, CSV or Parquet."),
-        CommandLineForm("path", "Variables of each trial: JSON, CSV or Parquet.", is_common=True),
+        CommandLineForm("path", is_common=True),
     ] = None
     objective: Annotated[
         NotEmpty | Annotated[list[NotEmpty], Field(min_length=1)] | None,
@@ -126,7 +122,7 @@ class SweepParameters(Options, FlowParameters[TrialsReport]):
     start: Annotated[
         Items[Variables] | PathText | None,
         Field(description="Points of the space to try first, or a path to JSON, CSV or Parquet."),
-        CommandLineForm("path", "Points of the space to try first: JSON, CSV or Parquet."),
+        CommandLineForm("path"),
     ] = None
     stop_at: Annotated[float | None, Field(description="Objective that ends the search once a trial reaches it.")] = (
         None
@@ -179,7 +175,7 @@ class SweepParameters(Options, FlowParameters[TrialsReport]):
             return Plan(
                 total=count_executions(len(points), spec),
                 items=repeat_items(CodeForEach(code, points), spec, options),
-                label=trial_label,
+                label=partial(label_execution, "trial"),
                 report_spec=spec,
                 check_first=check_first,
                 column_types=get_column_types(points),
@@ -193,14 +189,15 @@ class SweepParameters(Options, FlowParameters[TrialsReport]):
         search = plan_search(self.space, trials, start, options.shards, objectives=spec.objectives, **settings)
         check_search(search)
         check_variables(code, search.space.alternatives, options, self.repeats)
-        for line in search.space.describe() if report is not None else ():
-            report(line)
+        if report is not None:
+            for line in search.space.describe():
+                report(line)
         spec = spec.with_repeats(self.repeats, trials, self.aggregate)
         return Plan(
             total=count_executions(trials, spec),
             items=repeat_items(CodeForEach(code, DrawnPoints(search)), spec, options),
             execute=None if options.shards is not None else partial(execute_search, search, code),
-            label=trial_label,
+            label=partial(label_execution, "trial"),
             report_spec=spec,
             check_first=check_first,
             may_stop_early=search.may_stop_early,
@@ -214,11 +211,7 @@ class SweepParameters(Options, FlowParameters[TrialsReport]):
         return ReportSpec("trial", objectives, self.space, constraints=constraints)
 
     def build_report(self, outcomes: Outcomes) -> TrialsReport:
-        """Return the trials and the best of them.
-
-        Raises:
-            ConfigurationError: None of the trials that succeeded submitted the objective.
-        """
+        """Return the trials and the best of them. Raises ConfigurationError if none submitted the objective."""
         spec = self._make_spec()
         if self.repeats is not None:
             spec = spec.with_repeats(self.repeats, len(outcomes.results) // self.repeats, self.aggregate)

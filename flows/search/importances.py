@@ -1,7 +1,7 @@
 """The importance of each variable of a search for its objective, by one of Optuna's methods."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.meta import Meta
@@ -32,15 +32,21 @@ class Importances:
 def compute_importances(summary: "RunSummary") -> Importances | None:
     """Return the importances of a search's variables by fANOVA, or by PED-ANOVA if fANOVA is not possible.
 
-    fANOVA needs scikit-learn, and a space without alternatives. The result is None if there are fewer than `MIN_TRIALS`
-    trials with a score, a single variable, no values from Optuna, or no Optuna.
+    It is None for fewer than `MIN_TRIALS` trials with a score, a single variable, no values from Optuna, or no Optuna.
     """
     spec, points = summary.spec, list(summary.points)
     if spec.space is None or spec.objective is None or len(points) < MIN_TRIALS:
         return None
     try:
         optuna = import_optuna()
-        evaluator, method, advice = _make_evaluator(optuna, has_alternatives=isinstance(spec.space, list))
+        evaluator, method, advice = None, "fANOVA", ""
+        if not isinstance(spec.space, list):  # fANOVA ignores variables that only some trials have.
+            try:
+                evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)
+            except ImportError:
+                advice = "pip install scikit-learn for fANOVA"
+        if evaluator is None:
+            evaluator, method = optuna.importance.PedAnovaImportanceEvaluator(), "PED-ANOVA"
         if method == "fANOVA" and len(points) > MAX_TRIALS:
             points = [points[number * len(points) // MAX_TRIALS] for number in range(MAX_TRIALS)]
         trials = [Result({spec.objective: point.value}, Meta(point.index, point.variables)) for point in points]
@@ -54,14 +60,3 @@ def compute_importances(summary: "RunSummary") -> Importances | None:
     count, used = summary.points.added, len(study.trials)
     trials_used = f"{used:,} trials" if used == count else f"{used:,} of {count:,} trials"
     return Importances({str(k): float(v) for k, v in shares.items()}, f"{method}, {trials_used}", advice)
-
-
-def _make_evaluator(optuna: Any, *, has_alternatives: bool) -> tuple[Any, str, str]:
-    """Return an evaluator, the name of its method, and advice on how to get a better one."""
-    advice = ""
-    if not has_alternatives:  # fANOVA ignores variables that only some trials have.
-        try:
-            return optuna.importance.FanovaImportanceEvaluator(seed=0), "fANOVA", ""
-        except ImportError:
-            advice = "pip install scikit-learn for fANOVA"
-    return optuna.importance.PedAnovaImportanceEvaluator(), "PED-ANOVA", advice

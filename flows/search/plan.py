@@ -17,30 +17,18 @@ DEFAULT_PATIENCE = 10  # reports without improvement
 
 
 @dataclass(frozen=True, slots=True)
-class StartPoint:
-    """A point to try first: the values of some or all variables of an alternative of the space."""
+class Point:
+    """A trial's variables, or some of them if it is tried first, and the number of their alternative in the space."""
 
-    variables: Mapping[str, Any]
-    alternative: int
+    variables: dict[str, Any]
+    alternative: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class SearchPlan:
-    """A search: the space, the number of trials, and the objectives.
+    """A search: the space, the number of trials, the objectives, and the settings of the sweep's parameters.
 
     With a pruner, `stop_at` or `stop_after` there is exactly one objective.
-
-    Args:
-        space: The values of the variables.
-        trials: The number of trials.
-        objectives: The fields that compare trials.
-        sampler: "random", "tpe", or an import path.
-        seed: The sampler's seed.
-        pruner: The pruner's name, for "patient" also with its patience; None for no pruner.
-        start: The points that are tried first.
-        stop_at: The objective's value that ends the search.
-        stop_after: The number of trials without improvement that ends the search.
-        constraints: The fields that are at most 0 in a feasible trial.
     """
 
     space: SearchSpace
@@ -49,7 +37,7 @@ class SearchPlan:
     sampler: str = "tpe"
     seed: int = 0
     pruner: str | None = None
-    start: tuple[StartPoint, ...] = ()
+    start: tuple[Point, ...] = ()
     stop_at: float | None = None
     stop_after: int | None = None
     constraints: tuple[str, ...] = ()
@@ -77,7 +65,7 @@ def parse_objectives(
 ) -> tuple[Objective, ...]:
     """Return the objectives with their directions. One direction applies to all. Raises ConfigurationError."""
     names = [] if objective is None else [objective] if isinstance(objective, str) else list(objective)
-    directions = [direction] * len(names) if isinstance(direction, str) else list(direction)
+    directions: list[Direction] = [direction] * len(names) if isinstance(direction, str) else [*direction]  # type: ignore[list-item]
     if len(directions) != len(names):
         raise ConfigurationError(
             f"there are {len(names)} objectives and {len(directions)} directions: give one direction for "
@@ -109,12 +97,12 @@ def plan_search(
     return plan
 
 
-def _find_start_point(space: SearchSpace, number: int, variables: Mapping[str, Any]) -> StartPoint:
+def _find_start_point(space: SearchSpace, number: int, variables: Mapping[str, Any]) -> Point:
     """Return a point to try first. Raises ConfigurationError if no alternative of the space contains it."""
     where = f"`start`: point {number}"
     for alternative, parameters in enumerate(space.alternatives):
         if all(name in parameters and parameters[name].contains(value) for name, value in variables.items()):
-            return StartPoint(variables, alternative)
+            return Point(dict(variables), alternative)
     described = "; ".join(space.describe())
     raise ConfigurationError(f"{where} is {dict(variables)}, which is not in the space ({described})")
 

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ...sandbox.meta import Meta
 from ...sandbox.result import Outcome, Result
-from ...tasks.execution import Execution, Pruning, assign_keys, build_pruned_result
+from ...tasks.execution import Execution, Pruning, assign_keys
 from ...tasks.ledger.ledger import Ledger
 from ...tasks.ledger.ledger_line import AskedTrial, LedgerLine, TrialReport, encode_asked_trial, encode_trial_report
 from ...tasks.ledger.result_index import ResultCache
@@ -23,8 +22,8 @@ from ...tasks.ledger.run_record import ReportSpec
 from ...tasks.repeats import add_repeat, make_repeat_test
 from ..reporting.best_trials import BestTrials, is_score
 from ..reporting.groups import aggregate_group
-from .plan import SearchPlan
-from .study import Point, TrialStudy
+from .plan import Point, SearchPlan
+from .study import TrialStudy
 
 if TYPE_CHECKING:
     from ..engine.run import Run
@@ -62,13 +61,12 @@ class StopRule:
 class Search:
     """The search of one flow run: its trials as executions of the code, and the study that draws their points.
 
-    `fingerprint` goes into the trials' keys, beside code and variables. `provider` is the provider's name.
+    `fingerprint` goes into the trials' keys, beside code and variables.
     """
 
     plan: SearchPlan
     code: str
     fingerprint: dict[str, Any]
-    provider: str
     ledger: Ledger
     cache: ResultCache
     spec: ReportSpec = field(default_factory=ReportSpec)
@@ -78,7 +76,6 @@ class Search:
     _repeats: dict[int, dict[int, Outcome]] = field(default_factory=dict[int, dict[int, Outcome]])  # by trial
     _digest: str = field(init=False)
     _recorded: list[AskedTrial] = field(default_factory=list[AskedTrial])  # trials that the ledger has, by number
-    _reports: dict[int, list[tuple[int, float]]] = field(default_factory=dict[int, list[tuple[int, float]]])
     _pruned: set[int] = field(default_factory=set[int])  # numbers of trials that the pruner ended
 
     def __post_init__(self) -> None:
@@ -107,7 +104,8 @@ class Search:
                     self._add_outcome(number, repeat, outcome)
             elif not self.study.has_report(number, line.step):
                 self.study.report(number, line.step, line.value)
-                self._note_report(number, line.step, line.value, is_pruned=line.is_pruned)
+                if line.is_pruned:
+                    self._pruned.add(number)
 
     def _assign_keys(self, points: Iterator[Point]) -> Iterator[tuple[Point, Execution]]:
         """Yield each point with its executions: one, or one for each repeat."""
@@ -159,13 +157,7 @@ class Search:
         A pruned result counts only in its own search, because it depends on the other trials of the search.
         """
         is_recorded = find_trial(execution)[0] < len(self._recorded)
-        result = self.cache.find_result(execution, lambda result: is_recorded or not result.meta.pruned)
-        if result is None and execution.index in self._pruned:  # The run died before it wrote the result.
-            reports = tuple(self._reports[execution.index])
-            meta = Meta(execution.index, execution.variables, self.provider, reports=reports, pruned=True)
-            result = build_pruned_result(meta, self.plan.objectives[0].name)
-            self.cache.adopt_result(execution, result)
-        return result
+        return self.cache.find_result(execution, lambda result: is_recorded or not result.meta.pruned)
 
     def record_outcome(self, execution: Execution, outcome: Outcome) -> None:
         """Tell the study the outcome of a trial, unless the study has it from the ledger or no point depends on it."""
@@ -198,14 +190,10 @@ class Search:
         if self.study.has_report(number, step):
             return False
         is_pruned = self.study.report(number, step, value)
-        self._note_report(number, step, value, is_pruned=is_pruned)
-        self.ledger.write_line(encode_trial_report(TrialReport(key, number, step, value, is_pruned)))
-        return is_pruned
-
-    def _note_report(self, number: int, step: int, value: float, *, is_pruned: bool) -> None:
-        self._reports.setdefault(number, []).append((step, value))
         if is_pruned:
             self._pruned.add(number)
+        self.ledger.write_line(encode_trial_report(TrialReport(key, number, step, value, is_pruned)))
+        return is_pruned
 
 
 def find_trial(execution: Execution) -> tuple[int, int]:
@@ -218,9 +206,8 @@ async def execute_search(plan: SearchPlan, code: str, run: "Run") -> None:
     """Execute a search's trials."""
     executor, spec, prepare = run.executor, run.plan.report_spec, run.preparation
     fingerprint = {**await run.compute_fingerprint(), **plan.fingerprint()}
-    provider = run.provider.provider_name
     needs_repeat = spec.repeats is not None and make_repeat_test(None if prepare is None else prepare.code)(code)
-    search = Search(plan, code, fingerprint, provider, run.ledger, run.cache, spec, needs_repeat)
+    search = Search(plan, code, fingerprint, run.ledger, run.cache, spec, needs_repeat)
     await asyncio.to_thread(search.load_history)
     had_stopped = bool(search.stop.reason)
     run.sink.observers.append(search.record_outcome)

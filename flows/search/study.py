@@ -10,7 +10,6 @@ import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from ...sandbox.errors import ConfigurationError
@@ -20,20 +19,12 @@ from ...sandbox.outcomes.text_escape import escape_text
 from ...sandbox.result import Outcome, Result
 from ...tasks.ledger.run_record import Objective
 from ..reporting.groups import read_number
-from .plan import DEFAULT_PATIENCE, SAMPLERS, SearchPlan, find_sampler_class, import_optuna
+from .plan import DEFAULT_PATIENCE, SAMPLERS, Point, SearchPlan, find_sampler_class, import_optuna
 from .space import Choices, Parameter, SearchSpace, infer_space, parse_space
 
 ALTERNATIVE = "space number"  # the study's parameter for the alternative; no variable can have this name
 STARTUP_TRIALS = 10  # trials for which Optuna's samplers draw points at random
 PLAIN_TYPES = (bool, int, float, str, type(None))  # types of choices that Optuna takes unchanged
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """A trial's variables, and the number of their alternative in the space."""
-
-    variables: dict[str, Any]
-    alternative: int = 0
 
 
 class TrialStudy:
@@ -118,14 +109,16 @@ class TrialStudy:
         A failure, or an objective or a constraint that is not a number, has no influence on later points.
         """
         state = self._optuna.trial.TrialState
-        values = read_scores(outcome, self._plan.objectives)
-        constraints = read_constraints(outcome, self._plan.constraints)
+        values = read_numbers(outcome, [item.name for item in self._plan.objectives])
+        limits = read_numbers(outcome, self._plan.constraints)
         if isinstance(outcome, Result) and outcome.meta.pruned:
             self.study.tell(number, state=state.PRUNED)
-        elif values is None or constraints is None or not self._plan.objectives:
+        elif values is None or limits is None or not self._plan.objectives:
             self.study.tell(number, state=state.FAIL)
         else:
-            for name, value in constraints.items():  # as `Trial.set_constraint` does, which would draw a point again
+            for name, value in zip(
+                self._plan.constraints, limits, strict=True
+            ):  # as `Trial.set_constraint` does, which would draw a point again
                 self._storage.set_trial_system_attr(self._find_id(number), f"constraints:{name}", value)
             self.study.tell(number, values)
 
@@ -263,27 +256,13 @@ class StudyParameters:
                 raise ConfigurationError(f"the space of {name!r}: {error}") from None
 
 
-def read_scores(outcome: Outcome, objectives: tuple[Objective, ...]) -> list[float] | None:
-    """Return the objectives' values, which may be infinite, or None if one is missing, NaN or not a number."""
-    return _read_numbers(outcome, [objective.name for objective in objectives])
-
-
-def read_constraints(outcome: Outcome, names: Sequence[str]) -> dict[str, float] | None:
-    """Return the constraints' values, which may be infinite, or None if one is missing, NaN or not a number."""
-    values = _read_numbers(outcome, names)
-    return None if values is None else dict(zip(names, values, strict=True))
-
-
-def _read_numbers(outcome: Outcome, names: Sequence[str]) -> list[float] | None:
+def read_numbers(outcome: Outcome, names: Sequence[str]) -> list[float] | None:
+    """Return the values of these fields, which may be infinite, or None if one is missing, NaN or not a number."""
     if not isinstance(outcome, Result):
         return None
-    scores: list[float] = []
-    for name in names:
-        number = read_number(outcome.outputs.get(name))
-        if number is None or math.isnan(number):
-            return None
-        scores.append(number)
-    return scores
+    numbers = [read_number(outcome.outputs.get(name)) for name in names]
+    known = [number for number in numbers if number is not None and not math.isnan(number)]
+    return known if len(known) == len(names) else None
 
 
 def derive_seed(seed: int, number: int) -> int:
@@ -318,12 +297,11 @@ def build_study(
     storage: str | None = None,
     name: str | None = None,
 ) -> Any:
-    """Return an Optuna study of these trials, in their order.
+    """Return an Optuna study of these trials, in their order, in `storage` if there is one. Raises ConfigurationError.
 
-    `space` is the JSON of the space that was searched. By default the space is inferred from the points. A trial that
-    failed, or whose objective is not a number, is a failed trial in the study. The study skips trials that did not run
-    to the end, and those whose points are not in the space. `constraints` are the fields that Optuna's tools take as
-    constraints. With a `storage`, the new study is in that storage. Raises ConfigurationError.
+    `space` is the JSON of the space that was searched; by default it is inferred from the points. A trial that failed,
+    or whose objective is not a number, is a failed trial. Trials that did not end, or are not in the space, are left
+    out.
     """
     optuna = import_optuna()
     if not objectives:
@@ -343,9 +321,9 @@ def build_study(
             alternative = parsed.find_alternative(trial.meta.variables)
             if alternative is not None:
                 params, distributions = parameters.encode(trial.meta.variables, alternative)
-                limits = read_constraints(trial, constraints)
+                limits = read_numbers(trial, constraints)
                 frozen = _freeze_trial(optuna, trial, objectives, params, distributions)
-                for field, value in (limits or {}).items():
+                for field, value in zip(constraints, limits, strict=True) if limits is not None else ():
                     frozen.set_constraint(field, value)
                 study.add_trial(frozen)
     return study
@@ -363,7 +341,7 @@ def _freeze_trial(
         last = reports[max(reports)] if reports else math.nan
         state, values = states.PRUNED, None if math.isnan(last) else [last]
     else:
-        values = read_scores(outcome, objectives)
+        values = read_numbers(outcome, [item.name for item in objectives])
         state = states.FAIL if values is None else states.COMPLETE
     return optuna.create_trial(
         state=state,

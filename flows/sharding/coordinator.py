@@ -52,13 +52,7 @@ MAX_OUTAGE_SECONDS = 300.0  # If the server or the ledger does not answer for so
 
 @dataclass(slots=True)
 class ShardingExecutor:
-    """An executor that runs a job's executions in shards, and adds the shards' usage to the run's.
-
-    Attributes:
-        run: The job's flow run.
-        store: The job's executions, and their outcomes so far.
-        plan: The work pool, and the number of shards.
-    """
+    """An executor that runs a job's executions in shards, and adds the shards' usage to the run's."""
 
     run: Run
     store: ShardStore
@@ -66,7 +60,6 @@ class ShardingExecutor:
     _read_new_lines: Callable[[], Iterator[LedgerLine]] | None = None
     _polled_at: float = 0.0  # the time of the last poll, by the event loop's clock
     _listened_at: float = 0.0  # the time of the last look for heartbeats
-    _outages: dict[str, float] = field(default_factory=dict[str, float])  # the beginning of each outage
     _job_id: str = ""  # in the names of the files of these shards
     _shards: list[Shard] = field(default_factory=list[Shard])
     _active: dict[int, Shard] = field(default_factory=dict[int, Shard])
@@ -77,7 +70,11 @@ class ShardingExecutor:
 
     async def execute_all(self, executions: Iterator[Execution], find_result: FindResult) -> None:
         async with open_server_client() as client:
-            await self._cancel_earlier(client)
+            ledger = self.run.ledger
+            if not ledger.has_other_writers:  # Then the processes of earlier runs on this ledger are gone.
+                records = await asyncio.to_thread(list_run_records, ledger.path)
+                jobs = {uuid.UUID(run) for run in (flow_run.id, *(record.flow_run_id for record in records)) if run}
+                await self._wait_for_ends(client, await cancel_runs(client, jobs))
             await self._add_executions(executions, find_result)
             limit = asyncio.timeout_at(self.run.deadline.at)
             try:
@@ -95,14 +92,6 @@ class ShardingExecutor:
                 # If the job ends, its shards end too. They continue only if the job's process is killed.
                 await asyncio.shield(self._cancel_active(client))
                 raise
-
-    async def _cancel_earlier(self, client: PrefectClient) -> None:
-        """Cancel the shards of earlier runs on this ledger, whose processes are gone, and wait for their ends."""
-        ledger = self.run.ledger
-        if not ledger.has_other_writers:
-            records = await asyncio.to_thread(list_run_records, ledger.path)
-            jobs = {uuid.UUID(run) for run in (flow_run.id, *(record.flow_run_id for record in records)) if run}
-            await self._wait_for_ends(client, await cancel_runs(client, jobs))
 
     async def _add_executions(self, executions: Iterator[Execution], find_result: FindResult) -> None:
         """Add all executions and their earlier results to the store, and cut those without a result into shards."""
@@ -161,27 +150,22 @@ class ShardingExecutor:
         """Start the shards, and watch them until all executions have an outcome."""
         waiting = self._shards[::-1]
         clock = asyncio.get_running_loop().time
-        counted_at = running_at = self._polled_at = self._listened_at = clock()
+        counted_at = running_at = answered_at = self._polled_at = self._listened_at = clock()
         while True:
             if self.run.sink.failures.is_limit_reached:
                 await self._cancel_active(client)
                 break
-            await self._start_waiting(client, waiting)
+            try:
+                await self._poll_shards(client, waiting)
+                await self._start_waiting(client, waiting)
+                answered_at = clock()
+            except (httpx.HTTPError, OSError):  # The server or the ledger may answer again.
+                if clock() - answered_at > MAX_OUTAGE_SECONDS:
+                    raise
+            self.run.sink.raise_error()
             if not self._active and not waiting:
                 break
             await asyncio.sleep(POLL_INTERVAL_SECONDS)
-            await self._poll_shards(client)
-            try:
-                await self._gather_outcomes()
-                for shard in list(self._active.values()):
-                    if await self._has_ended(client, shard):
-                        del self._active[shard.number]
-                        if self._count_unfinished(shard):
-                            waiting.append(shard)
-                self._outages.pop("ledger", None)
-            except OSError as error:  # The location may answer again.
-                self._note_outage("ledger", error)
-            self.run.sink.raise_error()
             now = clock()
             if not self._active or any(shard.is_running for shard in self._active.values()):
                 running_at = now
@@ -210,18 +194,10 @@ class ShardingExecutor:
                 try:
                     # The end of the job finds the flow runs that exist by then.
                     await run_shielded(self._start_attempt(client, shard))
-                except (httpx.HTTPError, OSError) as error:  # This may be temporary.
+                except (httpx.HTTPError, OSError):
                     waiting.append(shard)
                     shard.attempt -= 1
-                    self._note_outage("start", error)
-                    return
-                self._outages.pop("start", None)
-
-    def _note_outage(self, name: str, error: Exception) -> None:
-        """Note a failed request. Raises the error once the outage has lasted for MAX_OUTAGE_SECONDS."""
-        now = asyncio.get_running_loop().time()
-        if now - self._outages.setdefault(name, now) > MAX_OUTAGE_SECONDS:
-            raise error
+                    raise
 
     def _count_unfinished(self, shard: Shard) -> int:
         return self.store.count_unfinished(shard.start, shard.stop)
@@ -292,22 +268,24 @@ class ShardingExecutor:
             max_cost=divide(options.max_cost, used.cost or 0.0, spent.cost or 0.0),
         )
 
-    async def _poll_shards(self, client: PrefectClient) -> None:
-        """Read the states of the active shards, and their heartbeats as often as they are sent."""
+    async def _poll_shards(self, client: PrefectClient, waiting: list[Shard]) -> None:
+        """Record what the active shards have done, and add to `waiting` those that ended without all outcomes."""
         clock, shards = asyncio.get_running_loop().time, self._active.values()
-        try:
-            await poll_states(client, shards)
-            if clock() - self._listened_at >= HEARTBEAT_SECONDS:
-                await poll_heartbeats(client, (shard for shard in shards if shard.is_running))
-                self._listened_at = clock()
-            self._outages.pop("server", None)
-        except httpx.HTTPError as error:
-            self._note_outage("server", error)
+        await poll_states(client, shards)
+        if clock() - self._listened_at >= HEARTBEAT_SECONDS:
+            await poll_heartbeats(client, (shard for shard in shards if shard.is_running))
+            self._listened_at = clock()
         # A gap between polls, while the server or the ledger did not answer, does not count as a shard's silence.
         now, polled_at, self._polled_at = clock(), self._polled_at, clock()
         if now - polled_at > SILENCE_SECONDS / 12:
             for shard in shards:
                 shard.changed_at += now - polled_at
+        await self._gather_outcomes()
+        for shard in list(shards):
+            if await self._has_ended(client, shard):
+                del self._active[shard.number]
+                if self._count_unfinished(shard):
+                    waiting.append(shard)
 
     async def _has_ended(self, client: PrefectClient, shard: Shard) -> bool:
         """Return whether an attempt has ended, or counts as dead. Raises an error that ends the whole job."""
@@ -324,7 +302,7 @@ class ShardingExecutor:
         # Use the time of the poll, because the outcomes of another shard may have taken a minute since then.
         silence = self._polled_at - shard.changed_at
         timeout = SILENCE_SECONDS if shard.is_running else self.plan.start_timeout_seconds
-        if "server" not in self._outages and shard.run_id and shard.has_started and silence > timeout:
+        if shard.run_id and shard.has_started and silence > timeout:
             with suppress(httpx.HTTPError, ObjectNotFound):
                 # If the process still lives, it ends when it reads this state.
                 crashed = Crashed(message="its process or worker ended: no sign of life")

@@ -93,14 +93,10 @@ async def poll_heartbeats(client: PrefectClient, shards: Iterable[Shard]) -> Non
 
 
 async def cancel_runs(client: PrefectClient, jobs: Iterable[UUID]) -> list[Shard]:
-    """Cancel the unfinished shards of jobs, which are ids of flow runs. Return the shards.
+    """Cancel the unfinished shards of jobs, which are ids of flow runs. Return the shards. Raises httpx.HTTPError.
 
-    A running flow run becomes Cancelling, so that its worker ends the process, and any other becomes Cancelled. A
-    worker ignores Cancelling while it starts the process (Prefect 3.8), and the run would stay in that state. If the
-    process of a cancelled run still starts, it finds the cancellation among its states, and ends.
-
-    Raises:
-        httpx.HTTPError: The server does not answer.
+    A running flow run becomes Cancelling, and any other Cancelled: a worker ignores Cancelling while it starts the
+    process (Prefect 3.8). If the process of a cancelled run still starts, it finds the cancellation, and ends.
     """
     only = FlowRunFilter(
         parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=list(jobs)),
@@ -119,10 +115,7 @@ async def cancel_runs(client: PrefectClient, jobs: Iterable[UUID]) -> list[Shard
 
 
 async def cancel_shards(flow: Flow[Any, Any], flow_run: FlowRun, state: State[Any]) -> None:
-    """Cancel the unfinished shards of a cancelled flow run: a hook for runs whose process could not do so.
-
-    Prefect passes the arguments by name.
-    """
+    """Cancel the unfinished shards of a cancelled flow run: a hook for runs whose process could not do so."""
     if (flow_run.parameters or {}).get("shards") is not None:
         async with get_client() as client:
             await cancel_runs(client, [flow_run.id])

@@ -95,7 +95,7 @@ class RunRecord:
     objectives: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])  # several objectives
     space: Any = None  # the searched space
     constraints: list[str] = field(default_factory=list[str])
-    search: dict[str, Any] = field(default_factory=dict[str, Any])  # settings, as in `flows/search/settings.py`
+    search: dict[str, Any] = field(default_factory=dict[str, Any])  # the settings of a search
     stopped: str = ""  # the reason if a search ended before its last trial
     provider: str = ""
     total: Count = 0

@@ -87,15 +87,6 @@ async def test_failures_are_raised_at_the_end_with_all_outcomes(results):
     assert raised.value.results_path == str(results / str(find_run_id(results)))
 
 
-async def test_code_runs_over_the_inputs_of_files(tmp_path):
-    code = "SUBMIT(y=x * 2, kind=type(x).__name__)"
-    lines, cells = tmp_path / "in.jsonl", tmp_path / "in.csv"
-    lines.write_text('{"x": 1}\n\n{"x": "a"}\n')
-    cells.write_text("x\n1\na\n")
-    for one, text in (await batch(code, str(lines)), await batch(code, str(cells), types="json")):
-        assert (one.y, text.y, one.kind, text.kind) == (2, "aa", "int", "str")
-
-
 @pytest.mark.full
 async def test_a_resumed_csv_job_keeps_its_column_types_and_reruns_nothing(tmp_path):
     cells, results = tmp_path / "in.csv", tmp_path / "results" / "job"
@@ -153,12 +144,6 @@ async def test_an_unknown_parameter_is_refused_with_the_flows_name():
         await batch(["1"], max_worker=3)  # type: ignore[reportCallIssue]
 
 
-async def test_an_invalid_variable_name_is_refused_before_the_run(tmp_path):
-    with pytest.raises(ConfigurationError, match="rename it"):
-        await batch("SUBMIT(x=1)", [{"x": 1}, {"not a name": 1}], results_path=str(tmp_path), on_failure="return")
-    assert not list(tmp_path.glob("part-*"))
-
-
 async def test_an_execution_with_a_damaged_ledger_line_is_rerun(tmp_path):
     async def run() -> list[str]:
         code, inputs = "import os\nSUBMIT(random=os.urandom(8).hex() if 1 // x else 0)", [{"x": 1}, {"x": 0}, {"x": 1}]
@@ -194,14 +179,6 @@ async def test_each_worker_reuses_one_sandbox_on_request():
     assert len({result.meta.sandbox_id for result in reused}) <= 2
     fresh = await batch(code, max_workers=2)
     assert len({result.meta.sandbox_id for result in fresh}) == 4
-
-
-async def test_a_reused_sandbox_without_its_folder_is_replaced_before_the_next_execution():
-    code = ["import os, shutil; shutil.rmtree(os.getcwd())", "open('x', 'w').close(); SUBMIT(fine=True)"]
-    first, fine = await batch(code, provider="local:none", max_workers=1, reuse_sandboxes=True, retries=0)
-    assert fine.fine
-    assert fine.meta.attempt == 1
-    assert fine.meta.sandbox_id != first.meta.sandbox_id
 
 
 async def test_a_reused_sandbox_with_a_killed_supervisor_is_replaced():
@@ -283,10 +260,3 @@ async def test_a_run_cannot_change_the_address_that_gets_secrets():
     ):
         with pytest.raises(ConfigurationError, match="cannot be set for one run"):
             await batch(["SUBMIT()"], provider=provider, provider_options=options)
-
-
-async def test_json_lines_may_contain_nan_and_prepare_may_be_fenced(tmp_path):
-    (tmp_path / "in.jsonl").write_text('{"x": NaN}\n{"x": -Infinity}\n')
-    prepare = "```python\nlabel = 'x is'\n```"
-    results = await batch("SUBMIT(y=f'{label} {x}')", str(tmp_path / "in.jsonl"), prepare=prepare)
-    assert [result.y for result in results] == ["x is nan", "x is -inf"]

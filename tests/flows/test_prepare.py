@@ -130,31 +130,3 @@ async def test_an_invalid_prepare_is_refused_with_a_sentence(results):
         with pytest.raises(ConfigurationError, match=said):
             await batch("SUBMIT()", **wrong)
     assert not results.exists() or not os.listdir(results)
-
-
-@pytest.mark.full
-async def test_a_chunk_stays_complete_after_the_prepared_process_is_lost(volumes, tmp_path):
-    code = """
-import os, signal
-with open(ran, "a") as file:
-    file.write(chunk_id)
-if chunk_id == "0":
-    os.kill(process, signal.SIGKILL)  # which none but an execution without isolation can do
-SUBMIT(total=sum(data))
-"""
-    prepare = prepare_counted(tmp_path / "prepared") + f"\nran = {str(tmp_path / 'ran')!r}"
-    options = {"data": [1, 2, 3, 4], "chunk_size": 2, "volume_name": "v", "prepare": prepare, "max_workers": 1}
-    options["results_path"] = str(tmp_path / "ledger")
-    for _ in range(2):
-        report = await chunks(code, **options, provider="local:none")
-        assert [report[i].total for i in "01"] == [3, 7]
-        assert (tmp_path / "ran").read_text() == "01"
-    assert count_preparations(tmp_path / "prepared") == 2
-
-
-@pytest.mark.full
-async def test_a_lifetime_too_short_for_prepare_is_refused(results):
-    options = {"lifetime": 60}
-    with pytest.raises(ConfigurationError, match="together exceed the sandbox's lifetime of 60 s"):
-        await batch("SUBMIT()", provider_options=options, prepare="x = 1", prepare_timeout=50, timeout=20)
-    assert not results.exists() or not os.listdir(results)

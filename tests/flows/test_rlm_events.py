@@ -79,15 +79,6 @@ async def test_a_stream_raises_the_error_of_the_run_after_the_error_of_the_query
         await read(rlm.stream("q", NAME, "text", context_file="b"))
 
 
-async def test_an_earlier_answer_is_the_only_event(chat: ChatServer) -> None:
-    for kinds in (["answer"], ["answer"]):
-        events = [event async for event in rlm.stream("q", NAME, cache_results=True)]
-        assert [event.kind for event in events][-1:] == kinds
-        assert events[-1].text == "forty-two"
-    assert len(events) == 1
-    assert chat.stats.requests == 3
-
-
 async def test_leaving_the_loop_cancels_the_run(chat: ChatServer, results: Path) -> None:
     chat.script = lambda _: (
         format_turn("print(1)") if len(chat.requests) == 1 else Reply(format_turn("print(2)"), delay=1000)

@@ -7,7 +7,6 @@ import pytest
 from rlm_batch import (
     CodeCrashed,
     CodeError,
-    ConfigurationError,
     DeadlineExceeded,
     ExecutionsFailed,
     NotRun,
@@ -104,8 +103,3 @@ async def test_a_resumed_sequence_restarts_unless_it_is_complete(tmp_path):
     mark.unlink()
     again = await sequence(steps, provider="local:none", results_path=ledger)
     assert [again[0].name, again[2].name] == [whole[0].name, whole[2].name]
-
-
-async def test_an_empty_sequence_is_refused():
-    with pytest.raises(ConfigurationError, match="empty"):
-        await sequence([])

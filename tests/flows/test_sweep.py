@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rlm_batch import ConfigurationError, load_report, sweep
-from rlm_batch.flows.plan import chunk_label, trial_label
+from rlm_batch.flows.plan import label_execution
 from rlm_batch.flows.reporting.export import write_csv
 from rlm_batch.flows.reporting.ledger_reader import open_run_ledger
 from rlm_batch.sandbox.outcomes.text_escape import escape_text
@@ -137,7 +137,7 @@ async def test_a_printed_report_contains_no_terminal_command():
 
 def test_names_of_task_runs_are_one_printable_line():
     evil = "\x1b]0;owned\x07\u202e\n"
-    for make_label, variables in ((trial_label, {"x": evil, evil: 1}), (chunk_label, {"chunk_id": evil})):
-        label = make_label(Execution(0, "", variables, ""))
+    for noun, variables in (("trial", {"x": evil, evil: 1}), ("chunk", {"chunk_id": evil})):
+        label = label_execution(noun, Execution(0, "", variables, ""))
         assert "owned" in label
         assert label == escape_text(label)

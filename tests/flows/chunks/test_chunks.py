@@ -170,7 +170,7 @@ async def test_a_failed_chunk_prevents_the_reduction():
     assert isinstance(volumeless.error, VolumeError)
     assert "volume_name" in str(volumeless.error)
     assert isinstance(reduction.error, NotRun)
-    assert "2 of 3 chunks have no result" in str(reduction.error)
+    assert "2 of 3 executions have no result" in str(reduction.error)
 
 
 async def test_a_deadline_ends_the_whole_job():

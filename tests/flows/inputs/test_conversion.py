@@ -10,7 +10,7 @@ import pytest
 from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from rlm_batch import CodeSyntaxError, ConfigurationError, Failure, batch, chunks, sequence, sweep
+from rlm_batch import ConfigurationError, batch, chunks, sequence, sweep
 from rlm_batch.flows.inputs.spilling import read_text_reference
 from rlm_batch.flows.server.process import ServerProcess
 
@@ -192,7 +192,6 @@ def test_values_names_code_and_output_may_contain_nul(
         monkeypatch.setenv("PREFECT_API_DATABASE_CONNECTION_URL", postgres.url)
         with ServerProcess.start(tmp_path / "server") as server, temporary_settings({PREFECT_API_URL: server.url}):
             check_values()
-            check_code()
 
 
 def check_values() -> None:
@@ -205,20 +204,3 @@ def check_values() -> None:
     assert [trial.meta.variables["x"] for trial in trials.trials] == ["\0", "a"]
     parts = chunks.sync("SUBMIT(n=len(data))", chunks={"a\0": ["\0"]}, provider="local:none")
     assert parts["a\0"].n == 1
-
-
-def check_code() -> None:
-    codes = ["SUBMIT(x='a\0b')", "raise ValueError('a\\0b')", "SUBMIT(x=1)"]
-    wrong, raising, right = batch.sync(codes, on_failure="return", provider="local:none")
-    assert isinstance(wrong, Failure)
-    assert type(wrong.error) is CodeSyntaxError
-    assert isinstance(raising, Failure)
-    assert "a\\x00b" in str(raising.error)
-    assert right.outputs == {"x": 1}
-    one = [
-        *batch.sync("SUBMIT(x='a\0b')", on_failure="return", provider="local:none"),
-        *sequence.sync(["x = 1", "# \0"], on_failure="return", provider="local:none")[1:],
-    ]
-    assert [type(outcome.error) for outcome in one if isinstance(outcome, Failure)] == [CodeSyntaxError] * 2
-    with pytest.raises(ConfigurationError, match="`prepare` contains a NUL character"):
-        batch.sync("SUBMIT()", prepare="x = '\0'", provider="local:none")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from prefect import flow, task
 
-from rlm_batch import ConfigurationError, Failure, OutcomesReport, batch, chunks, load_report, sequence, sweep
+from rlm_batch import ConfigurationError, Failure, OutcomesReport, batch, load_report
 from rlm_batch.flows.plans.batch import BatchParameters
 from rlm_batch.flows.plans.chunks import ChunksParameters
 from rlm_batch.flows.plans.sweep import SweepParameters
@@ -158,13 +158,6 @@ def test_a_table_that_rows_cannot_hold_is_refused_with_its_remedy(text: str, wor
     assert "\n" not in str(raised.value)
 
 
-def test_a_lazy_frame_is_refused_with_its_remedy() -> None:
-    polars: Any = pytest.importorskip("polars")
-    lazy = polars.DataFrame({"x": [1]}).lazy()
-    with pytest.raises(ConfigurationError, match=r": use inputs\.collect\(\)$"):
-        BatchParameters.parse({"code": "SUBMIT()", "inputs": lazy})
-
-
 def test_a_list_of_inputs_imports_no_data_frames() -> None:
     program = (
         "import sys\nfrom rlm_batch.flows.plans.batch import BatchParameters\n"
@@ -217,13 +210,3 @@ def test_prefect_persists_the_list_and_passes_it_to_tasks(outcomes: OutcomesRepo
 
     passed = pass_on()
     assert (type(passed), passed[0], passed.results_path) == (type(outcomes), outcomes[0], outcomes.results_path)
-
-
-def test_the_other_reports_are_sequences_too() -> None:
-    steps = sequence.sync(["x = 1", "SUBMIT(x)"])
-    assert (issubclass(type(steps), list), steps.summary(), steps.list_notes()) == (True, "2 of 2 steps succeeded", [])
-    swept = sweep.sync("SUBMIT(loss=x)", {"x": [2, 1]}, objective="loss")
-    assert ([trial.loss for trial in swept], len(swept), swept[1].loss) == ([2, 1], 2, 1)
-    assert swept.summary() == "2 of 2 trials succeeded; best loss 1 in trial 1 with x=1"
-    cut = chunks.sync("SUBMIT(n=len(data))", data=[1, 2, 3], chunk_size=2)
-    assert ([chunk.n for chunk in cut], len(cut), cut["1"].n) == ([2, 1], 2, 1)

@@ -120,12 +120,6 @@ def test_a_file_whose_name_looks_like_a_pattern_is_read_as_a_file(tmp_path: Path
     assert [variables for _, variables in plan.items] == [{"x": 1}, {"x": 2}]
 
 
-def test_thousands_of_files_are_matched(tmp_path: Path) -> None:
-    for number in range(3000):
-        (tmp_path / f"{number:04}.txt").touch()
-    assert match(tmp_path / "*.txt") == [f"inputs/{number:04}.txt" for number in range(3000)]
-
-
 def test_resuming_goes_by_the_content_of_each_file(tmp_path: Path) -> None:
     folder = tmp_path / "csv"
     places: Any = {"results_path": tmp_path / "ledger", "inputs": folder / "*"}
@@ -160,14 +154,6 @@ def test_a_file_that_changes_during_the_run_fails_its_execution_alone(
     assert isinstance(missing, Failure)
     assert missing.error.summary.startswith(f"the file {tmp_path / 'b'} cannot be read any more: No such file")
     assert same.text == "c"
-
-
-def test_each_repeat_gets_a_new_copy(tmp_path: Path) -> None:
-    write_files(tmp_path, ["a"])
-    code = "text = open(path).read()\nopen(path, 'w').write('damaged')\nSUBMIT(text=text)"
-    results = batch.sync(code, inputs=tmp_path / "*", repeats=2, reuse_sandboxes=True, max_workers=1)
-    assert [result.text for result in results] == ["a", "a"]
-    assert (tmp_path / "a").read_text() == "a"
 
 
 def test_a_reused_sandbox_keeps_no_data_of_earlier_files(tmp_path: Path) -> None:
@@ -219,14 +205,6 @@ def test_a_check_reads_the_original_file(tmp_path: Path) -> None:
     for reuse in (False, True):
         (result,) = batch.sync(code, inputs=tmp_path / "*", check=READ, reuse_sandboxes=reuse)
         assert result.text == "a"
-
-
-def test_a_function_gets_the_path(tmp_path: Path) -> None:
-    def count(path: str) -> int:
-        return len(open(path).read())
-
-    write_files(tmp_path, ["a.csv"])
-    assert batch.sync(count, inputs=tmp_path / "*.csv")[0].output == 5
 
 
 def test_a_deployments_run_reads_only_allowed_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

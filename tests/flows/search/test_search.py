@@ -111,28 +111,6 @@ async def test_a_search_resumes_and_pruned_trials_keep_their_curves(
     assert states == {"COMPLETE", "PRUNED"}
 
 
-async def test_points_and_reports_are_written_to_the_ledger_first() -> None:
-    # The pruner needs five complete trials, so it prunes none of these.
-    report = await run_sweep(
-        TRAINING, space=ONE, trials=5, sampler="random", pruner="median", objective="loss", max_workers=2, **OPTIONS
-    )
-    lines = list(Ledger(report.results_path).read_search_lines())
-    asked = [line.index for line in lines if isinstance(line, AskedTrial)]
-    assert asked == list(range(5))
-    seen: dict[int, int] = {}
-    for line in lines:
-        if isinstance(line, AskedTrial):
-            assert line.variables == report.trials[line.index].meta.variables
-            assert seen.setdefault(line.index, 0) == 0
-        elif isinstance(line, TrialReport):
-            assert line.step == seen[line.index]
-            seen[line.index] += 1
-        else:
-            assert seen[line.data["index"]] == 9
-    assert len(lines) == 5 * (1 + 9 + 1)
-    assert len(list(Ledger(report.results_path).read_lines())) == 5, "whoever reads outcomes passes over the rest"
-
-
 @pytest.mark.full
 async def test_a_failed_trial_is_rerun_with_the_same_point(tmp_path: Path) -> None:
     (tmp_path / "marks").mkdir()
@@ -196,16 +174,6 @@ async def test_several_objectives_give_a_front_instead_of_a_best_trial() -> None
     assert {trial.meta.index for trial in report.pareto_front} == front
     assert str(report).count("Pareto") == len(front)
     assert {trial.number for trial in report.study().best_trials} == front
-
-
-@pytest.mark.full
-async def test_a_grid_may_have_several_objectives() -> None:
-    report = await run_sweep(
-        "SUBMIT(a=x, b=-x, c=abs(x))", {"x": [-1, 0, 1]}, objective=["a", "c"], direction="maximize", **OPTIONS
-    )
-    assert [trial.meta.variables["x"] for trial in report.pareto_front] == [1]
-    with pytest.raises(ConfigurationError, match="no trial submitted 'd', they submitted a: name another field"):
-        await run_sweep("SUBMIT(a=x)", {"x": [-1, 0, 1]}, objective=["a", "d"], **OPTIONS)
 
 
 @pytest.mark.full

@@ -67,17 +67,6 @@ def test_a_sampler_by_its_import_path_is_seeded_once() -> None:
     assert first == [known.ask({"x": optuna.distributions.FloatDistribution(0.0, 1.0)}).params["x"] for _ in range(8)]
 
 
-def test_optuna_prints_nothing(capfd: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder) -> None:
-    verbosity = optuna.logging.get_verbosity()
-    study = make_study([{"x": [1, 2]}, {"y": [1, 2]}])
-    for number in range(14):
-        study.ask()
-        study.tell(number, Result({"loss": number}, Meta()))
-    assert capfd.readouterr() == ("", "")
-    assert not recwarn.list
-    assert optuna.logging.get_verbosity() == verbosity
-
-
 @pytest.mark.filterwarnings("error")
 def test_a_pruner_accepts_nonfinite_values_without_a_warning() -> None:
     values = [float("nan"), 1e308, float("inf"), -1e308, float("-inf")]

@@ -23,7 +23,6 @@ from rlm_batch import (
     ConfigurationError,
     ExecutionsFailed,
     Failure,
-    LocalSandbox,
     NotRun,
     PrepareError,
     batch,
@@ -109,20 +108,6 @@ raise ValueError(x)
 
 
 @pytest.mark.full
-async def test_each_shard_keeps_the_sandbox_of_its_first_failure(shared, worker, monkeypatch):
-    inputs = [{"x": x} for x in range(6)]
-    parameters: dict[str, Any] = {"keep_failed": True, "shards": 2, "on_failure": "return", "provider": "local:none"}
-    outcomes = await batch("raise ValueError(x)", inputs=inputs, results_path=str(shared), max_workers=1, **parameters)
-    kept = [outcome.meta for outcome in outcomes if outcome.meta.kept_until is not None]
-    assert [meta.index for meta in kept] == [0, 3]
-    monkeypatch.setattr("tempfile.tempdir", str(worker.folder / "tmp"))  # the worker's machine has the sandboxes
-    sandboxes = [info.id for info in await LocalSandbox().list_sandboxes() if info.kept_until]
-    assert len(sandboxes) == 2
-    for sandbox in sandboxes:
-        await LocalSandbox().delete_sandbox(sandbox)
-
-
-@pytest.mark.full
 async def test_results_keep_their_order_and_a_resumed_job_runs_only_failures(shared, tmp_path):
     inputs: list[dict[str, Any]] = [{"x": x} for x in range(12)]
     code = f"""
@@ -146,17 +131,6 @@ SUBMIT(y=x * x)
     assert [result["y"] for result in results] == [x * x for x in range(12)]
     assert len(count_results(shared)) == 12
     assert set(count_results(shared).values()) == {1}
-
-
-@pytest.mark.full
-async def test_a_random_search_draws_the_same_points_with_shards(shared, tmp_path):
-    parameters = {"space": {"x": {"low": 0.0, "high": 1.0}}, "trials": 6, "sampler": "random", "objective": "loss"}
-    options = {"provider": "local:none", **parameters}
-    sharded = await sweep("SUBMIT(loss=x)", shards=2, results_path=str(shared), **options)
-    alone = await sweep("SUBMIT(loss=x)", results_path=str(tmp_path / "alone"), **options)
-    assert [trial.meta.variables for trial in sharded.trials] == [trial.meta.variables for trial in alone.trials]
-    assert sharded.best.loss == alone.best.loss
-    assert len(str(sharded).splitlines()) == 7
 
 
 @pytest.mark.full
@@ -194,21 +168,6 @@ async def test_chunks_in_shards_are_reduced_once_and_a_complete_job_runs_nothing
         assert report["6"]["total"] == 18 + 19
         assert list(report.results) == [str(number) for number in range(7)]
     assert set(count_results(shared).values()) == {1}
-
-
-@pytest.mark.full
-async def test_a_check_judges_the_chunks_of_shards_and_not_the_reduction(shared):
-    check = "SUBMIT(total=submitted['total'] if chunk_id == '0' else 0)"
-    report = await chunks(
-        "SUBMIT(total=sum(data))", data=[1, 2, 3, 4], chunk_size=2, check=check, shards=2, results_path=str(shared),
-        reduce="SUBMIT(total=sum(fields['total'] for fields in results.values()))",
-    )  # fmt: skip
-    assert [report[i].outputs for i in "01"] == [{"total": 3}, {"total": 0}]
-    judged = report["1"].meta.judged
-    assert judged is not None
-    assert judged["outputs"] == {"total": 7}
-    assert report.reduction is not None
-    assert report.reduction.outputs == {"total": 3}
 
 
 @pytest.mark.full
