@@ -1,7 +1,7 @@
 """A pool of daemon threads for blocking calls. It starts a thread for each concurrent call, up to a limit."""
 
 import asyncio
-import contextlib
+import concurrent.futures
 import contextvars
 import functools
 import threading
@@ -51,36 +51,25 @@ class ThreadPool:
 
         A cancelled caller does not wait for the function. The function is skipped if it has not begun.
         """
-        loop, done = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
-        work = [function]
-
-        def finish(value: Any, error: BaseException | None) -> None:
-            if not done.done():
-                done.set_result((value, error))
+        future: concurrent.futures.Future[tuple[Any, BaseException | None]] = concurrent.futures.Future()
 
         def call_function() -> None:
-            if done.cancelled():
+            if not future.set_running_or_notify_cancel():
                 return
             try:
-                outcome = work.pop()(), None
+                outcome = function(), None
             except BaseException as error:  # noqa: BLE001 - raised for the caller of `run_in_thread`
-                outcome = None, error
-            with contextlib.suppress(RuntimeError):  # The loop may have ended.
-                loop.call_soon_threadsafe(finish, *outcome)
-            del outcome  # An error's traceback would form a reference cycle.
+                outcome = None, error  # A future refuses a StopIteration, so the error is part of the result.
+            future.set_result(outcome)
 
         self.submit(functools.partial(contextvars.copy_context().run, call_function))
-        try:
-            value, error = await done
-        except asyncio.CancelledError:
-            work.clear()  # The queue may hold the work for long, so free its arguments.
-            raise
+        value, error = await asyncio.wrap_future(future)
         try:
             if error is not None:
                 raise error
             return value
         finally:
-            del error
+            del error  # Its traceback would form a reference cycle.
 
     def close(self) -> None:
         """End the idle threads now, and each busy thread after its function."""
