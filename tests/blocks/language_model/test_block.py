@@ -377,5 +377,6 @@ def test_an_unknown_model_or_missing_key_is_refused_before_a_sandbox_opens(
     with pytest.raises(ConfigurationError, match=message):
         interpreter.start()
     assert not opened
-    for given in ({"model": "ollama_chat/llama3.2"}, {"api_base": "http://127.0.0.1:9"}, {"api_key": "sk-given"}):
-        asyncio.run(LanguageModel(**{"model": NAME, **given}).make_root_model().check())
+    accepted: Any
+    for accepted in ({"model": "ollama_chat/llama3.2"}, {"api_base": "http://127.0.0.1:9"}, {"api_key": "sk-given"}):
+        asyncio.run(LanguageModel(**{"model": NAME, **accepted}).make_root_model().check())
