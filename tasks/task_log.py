@@ -36,7 +36,8 @@ class OutputLog:
     def __init__(self, budget: LineBudget, prefix: str = "", logger: Logger | None = None) -> None:
         self._budget = budget
         self._prefix = prefix
-        self._logger = logger or get_run_logger().getChild("output")
+        run_logger: Any = logger or get_run_logger()
+        self._logger: Logger = logger or run_logger.getChild("output")
         self._remaining_lines = MAX_LINES
         self._omitted_count = 0
         self._lines = defaultdict[str, RedrawnLines](partial(RedrawnLines, MAX_LINE_CHARACTERS + 1))  # keys: streams
