@@ -51,7 +51,14 @@ def _describe(record: RunRecord) -> dict[str, Any]:
 
 def _format_row(record: RunRecord, root: Path) -> list[str]:
     began = time.strftime("%Y-%m-%d %H:%M", time.gmtime(record.began)) if record.began else ""
-    return [record.name, record.flow, began, _format_counts(record), _format_best(record), _format_path(record, root)]
+    best = "" if record.best is None else f"{record.objective} {format_cell(record.best)}"
+    if record.front:
+        best = f"Pareto front of {record.front:,}"
+    path = record.results_path
+    if Path(path).parent == root:  # Below the results root a name is enough, and the beginning of an id.
+        name = Path(path).name
+        path = name[:SHORT_ID] if name == record.flow_run_id else name
+    return [record.name, record.flow, began, _format_counts(record), best, path]
 
 
 def _format_counts(record: RunRecord) -> str:
@@ -60,17 +67,3 @@ def _format_counts(record: RunRecord) -> str:
         return f"of {record.total:,}" if status == "ended" else f"{status}, of {record.total:,}"
     failed = f", {record.failed:,} failed" if record.failed else ""
     return f"{record.succeeded:,} of {record.total:,}{failed}"
-
-
-def _format_best(record: RunRecord) -> str:
-    if record.front:
-        return f"Pareto front of {record.front:,}"
-    return "" if record.best is None else f"{record.objective} {format_cell(record.best)}"
-
-
-def _format_path(record: RunRecord, root: Path) -> str:
-    """Return a ledger's path, or for a ledger below the results root its name, of which an id is cut."""
-    path = Path(record.results_path)
-    if path.parent != root:
-        return record.results_path
-    return path.name[:SHORT_ID] if path.name == record.flow_run_id else path.name

@@ -67,8 +67,8 @@ async def provide_server(
         yield None
     else:
         server = await _get_shared_server(listener) or await _get_embedded_server(listener)
-        kind, ui_url = ("embedded", None) if server is _embedded else ("shared", server.ui_url)
-        async with _use_server(server, kind, ui_url, find_results_path):
+        ui_url = None if server is _embedded else server.ui_url
+        async with _use_server(server, ui_url, find_results_path):
             yield ui_url
 
 
@@ -134,7 +134,7 @@ async def _run_in_thread(function: Callable[[], T]) -> T:
 
 @asynccontextmanager
 async def _use_server(
-    server: "ServerProcess | SharedServer", kind: str, ui_url: str | None, find_results_path: Callable[[], str | None]
+    server: "ServerProcess | SharedServer", ui_url: str | None, find_results_path: Callable[[], str | None]
 ) -> AsyncIterator[None]:
     """Use a server in the context, whose code is cancelled when the server's process ends.
 
@@ -166,7 +166,7 @@ async def _use_server(
         # Prefect's client raises a plain RuntimeError if a server does not report its version.
         if status is None and not (isinstance(error, httpx.HTTPError) or "Failed to reach API" in str(error)):
             raise
-        raise ConfigurationError(_describe_failure(server, kind, status, error, find_results_path())) from error
+        raise ConfigurationError(_describe_failure(server, status, error, find_results_path())) from error
     finally:
         if watching is not None:
             watching.cancel()
@@ -211,7 +211,7 @@ def use_settings(url: str, auth: str | None, ui_url: str | None = None) -> Itera
 
 
 def _describe_failure(
-    server: "ServerProcess | SharedServer", kind: str, status: int | str | None, error: Exception, results: str | None
+    server: "ServerProcess | SharedServer", status: int | str | None, error: Exception, results: str | None
 ) -> str:
     """Return what happened to the server, with the paths of its log and of the results so far."""
     from .server.process import read_last_error
@@ -222,6 +222,7 @@ def _describe_failure(
         event, reason = f"has ended by itself{how}", ""
     with suppress(OSError):  # The log may be missing.
         reason = read_last_error(server.log, server.log_offset) or reason
+    kind = "embedded" if server is _embedded else "shared"
     when = "before anything ran" if results is None else "while the flow ran"
     text = f"Prefect's {kind} server {event} {when}{reason and f' ({reason})'}; its log is {server.log}"
     if results is None:

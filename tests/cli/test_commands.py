@@ -8,7 +8,6 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from .conftest import COMMAND, ROOT, environment
 
@@ -190,15 +189,6 @@ def test_doctor_lists_the_features_of_this_machine(run):
 def test_a_reader_of_both_streams_that_closes_them_ends_the_command_with_141(words, tmp_path):
     done = run_pipe(f"{COMMAND} {words} 2>&1 | true", tmp_path)
     assert (done.stdout, done.stderr) == ("141\n", "")
-
-
-def test_a_silent_server_is_a_one_sentence_error(run, tmp_path):
-    (tmp_path / "a.py").write_text("SUBMIT(x=1)")
-    with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}):
-        done = run("batch", "a.py")
-    assert done.returncode == 2
-    assert "the Prefect server at http://127.0.0.1:9/api does not answer" in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 class _Failing(BaseHTTPRequestHandler):
