@@ -32,14 +32,14 @@ class Content(Enum):
     """The content of a parameter, which its type names: how values become JSON, and which may go to a file."""
 
     CODE = "code"
-    STEP = "code after other code"  # A later step may look like a file's name, such as `x.py`.
-    PREPARATION = "code that defines names"  # A function is refused, because its names are local.
-    CONTEXT = "a text, a list or a dict"  # NAME_file names the file of a text that Prefect cannot hold.
-    ROWS = "a list of dicts"
-    ITEMS = "a list"
-    GRID = "a dict of lists"
-    SPACE = "a dict"
-    DATA_BY_ID = "a dict of data by id"
+    STEP = "step"  # A later step may look like a file's name, such as `x.py`.
+    PREPARATION = "prepare"  # A function is refused, because its names are local.
+    CONTEXT = "context"  # NAME_file names the file of a text that Prefect cannot hold.
+    ROWS = "rows"
+    ITEMS = "items"
+    GRID = "grid"
+    SPACE = "space"
+    DATA_BY_ID = "data by id"
 
     @property
     def is_code(self) -> bool:

@@ -30,11 +30,8 @@ def is_pattern(text: str) -> bool:
 class MatchedFiles:
     """The files that match a pattern, in the order of their paths, as inputs with the variable `path`.
 
-    `path` is relative to the sandbox's working folder: `inputs/`, and the part of the file's path after the directories
-    that the pattern names without wildcards. Characters that cannot be printed are escaped, as in %0A.
-
-    Attributes:
-        digests: The SHA-256 of each file's content, by `path`.
+    `path` is `inputs/` and the part of the file's path after the directories without wildcards, with %0A for a line
+    break. `digests` has the SHA-256 of each file's content, by `path`.
     """
 
     def __init__(self, pattern: str, report: Report | None = None) -> None:

@@ -40,13 +40,10 @@ class Inputs(Iterable[Variables], Sized, Protocol):
 
 
 class InputFile:
-    """The values in a file of JSON, CSV or Parquet. A value is a dict, or anything without `check`.
+    """The values in a file of JSON, CSV or Parquet, checked as a whole and then read value by value.
 
-    The file is checked as a whole, and then read value by value. A file at a location is downloaded once.
-
-    Attributes:
-        table: The table of CSV or Parquet; None for JSON.
-        column_types: The rule by which a table's cells were read, for a run's record: each column's type, or "json".
+    `table` is the table of CSV or Parquet. `column_types` is the rule by which its cells were read: a type for each
+    column, or "json".
     """
 
     def __init__(

@@ -20,8 +20,7 @@ MAX_TRIALS = 200  # trials for fANOVA, whose time grows with their square: four 
 class Importances:
     """The importance of each variable, as a share of one, the greatest first.
 
-    `method` says how and from how many trials they were computed, as in "fANOVA, 200 of 1,000 trials". `advice` says
-    how to get better ones, if there is a way.
+    `method` is as in "fANOVA, 200 of 1,000 trials". `advice` says how to get better ones, if there is a way.
     """
 
     shares: dict[str, float]
