@@ -29,12 +29,8 @@ class Usage:
         )
 
     def __sub__(self, other: "Usage") -> "Usage":
-        return Usage(
-            self.calls - other.calls,
-            self.prompt_tokens - other.prompt_tokens,
-            self.completion_tokens - other.completion_tokens,
-            None if self.cost is None or other.cost is None else self.cost - other.cost,
-        )
+        cost = None if other.cost is None else -other.cost
+        return self + Usage(-other.calls, -other.prompt_tokens, -other.completion_tokens, cost)
 
     @property
     def tokens(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from .budget import Usage
 
@@ -77,34 +77,23 @@ class TurnWatch:
 
     def emit_code(self) -> None:
         """Emit the event of the model's reply, whose reasoning and code the turn has."""
-        turn = self._turn
-        self._emit(
-            RlmEvent(
-                kind="code",
-                query=self._query,
-                turn=self._number,
-                text=turn["code"],
-                reasoning=turn["reasoning"],
-                code=turn["code"],
-            )
-        )
+        self._emit_turn("code", text=self._turn["code"])
 
     def emit_end(self) -> None:
         """Emit the event of the turn's end."""
         turn, query = self._turn, self._query
         turn["seconds"] = round(time.monotonic() - self._started_at, 3)
-        self._emit(
-            RlmEvent(
-                kind="output",
-                query=query,
-                turn=self._number,
-                text=turn["output"],
-                reasoning=turn["reasoning"],
-                code=turn["code"],
-                output=turn["output"],
-                failed=bool(turn.get("failed")),
-                queries=query.query_count - self._queries_before,
-                usage=Usage(**turn["usage"]) + (query.query_usage - self._usage_before),
-                seconds=turn["seconds"],
-            )
+        self._emit_turn(
+            "output",
+            text=turn["output"],
+            output=turn["output"],
+            failed=bool(turn.get("failed")),
+            queries=query.query_count - self._queries_before,
+            usage=Usage(**turn["usage"]) + (query.query_usage - self._usage_before),
+            seconds=turn["seconds"],
         )
+
+    def _emit_turn(self, kind: EventKind, **fields: Any) -> None:
+        code, reasoning = self._turn["code"], self._turn["reasoning"]
+        query, number = self._query, self._number
+        self._emit(RlmEvent(kind=kind, query=query, turn=number, reasoning=reasoning, code=code, **fields))
