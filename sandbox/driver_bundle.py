@@ -33,7 +33,7 @@ MODULES = (
 )  # fmt: skip
 # Programs that run only on this machine, so remote sandboxes do not receive them.
 ZYGOTE_MODULES = (
-    *MODULES, "driver.zygote.rehearsal", "driver.zygote.namespaces", "driver.zygote.child_ahead", "driver.zygote.main",
+    *MODULES, "driver.zygote.namespaces", "driver.zygote.child_ahead", "driver.zygote.main",
 )  # fmt: skip
 TERMINAL_MODULES = (*MODULES, "driver.terminal")
 PARTS = "the driver's modules"  # the program's placeholder for pairs of a module's name and its text or code

@@ -8,7 +8,7 @@ from ...wire.context_shape import MAX_INLINE_CHARACTERS, describe_context
 from ...wire.frames import MAX_CALL_BYTES
 from ...wire.names import MAX_PROMPTS
 from ...wire.strict_json import NotJsonError, dumps
-from .query_options import QueryOptions, read_prompt
+from .query_options import read_options, read_prompt
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     CallHost = Callable[[str, tuple[Any, ...], dict[str, Any]], Any] | None
     from .answer_format import AnswerFormat
     from .query_options import Prompt
+
+    Options = tuple[dict[str, Any], AnswerFormat | None]
 
 MAX_PROMPTS_BYTES = MAX_CALL_BYTES - 256 * 1024  # bytes of JSON for prompts per host call; the rest is for a context
 
@@ -79,7 +81,10 @@ def make_query_names(call_host: CallHost) -> dict[str, Any]:
         Raises:
             QueryError: No model answered, or the answer does not fit `response_format`.
         """
-        options = QueryOptions("llm_query", model, system, images, response_format, temperature, max_tokens)
+        options = read_options(
+            "llm_query", images=images, response_format=response_format, model=model, system=system,
+            temperature=temperature, max_tokens=max_tokens,
+        )  # fmt: skip
         return _ask_one(call_host, "llm_query", prompt, messages=messages, options=options)
 
     def rlm_query(prompt: str, context: Any = None) -> str:
@@ -130,7 +135,10 @@ def make_query_names(call_host: CallHost) -> dict[str, Any]:
         own_images: Any = None
         if isinstance(images, (list, tuple)) and images and all(isinstance(item, (list, tuple)) for item in images):
             own_images, images = images, None
-        options = QueryOptions(name, model, system, images, response_format, temperature, max_tokens)
+        options = read_options(
+            name, images=images, response_format=response_format, model=model, system=system,
+            temperature=temperature, max_tokens=max_tokens,
+        )  # fmt: skip
         more: Any = {"messages": messages, "options": options, "images": own_images}
         return _ask_many(call_host, name, prompts, concurrency, on_error, **more)
 
@@ -164,7 +172,7 @@ def _ask_one(
     context: tuple[Any] | None = None,
     *,
     messages: Any = None,
-    options: QueryOptions | None = None,
+    options: Options | None = None,
 ) -> Any:
     argument, prompt = _choose(name, "prompt", prompt, messages)
     read = read_prompt(name, argument, prompt, takes_messages=options is not None)
@@ -183,7 +191,7 @@ def _ask_many(
     context: tuple[Any] | None = None,
     *,
     messages: Any = None,
-    options: QueryOptions | None = None,
+    options: Options | None = None,
     images: Any = None,
 ) -> list[Any]:
     if concurrency is not None and (not isinstance(concurrency, int) or concurrency < 1):  # type: ignore[reportUnnecessaryIsInstance]
@@ -234,12 +242,12 @@ def _ask(
     prompts: list[Prompt],
     concurrency: int | None,
     context: tuple[Any] | None,
-    query_options: QueryOptions | None,
+    query_options: Options | None,
 ) -> list[Any]:
     """Return answers and unraised errors. `context` is a tuple of one value; functions without a context pass None."""
     if call_host is None:
         raise QueryError(f"{name} needs a model: set language_model (--language-model)")
-    values = {} if query_options is None else query_options.values
+    values, answer_format = query_options or ({}, None)
     options: dict[str, Any] = {"concurrency": concurrency, **values}
     path = None
     try:
@@ -254,7 +262,6 @@ def _ask(
                 os.unlink(path)
             except OSError:
                 pass  # the code may have removed it
-    answer_format = None if query_options is None else query_options.answer_format
     return [_read_reply(name, reply, answer_format) for reply in replies]
 
 

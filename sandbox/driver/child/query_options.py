@@ -25,35 +25,19 @@ DOWNLOAD_SECONDS = 60.0  # seconds that an image's server may be silent
 _IMAGE_KINDS = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"RIFF": "webp"}
 
 
-class QueryOptions:
-    """The options of a call. The host checks the others than format and images.
+def read_options(
+    name: str, *, images: Any = None, response_format: Any = None, **values: Any
+) -> tuple[dict[str, Any], AnswerFormat | None]:
+    """Return the options that are set, as the host takes them, and the conversion of answers.
 
-    Attributes:
-        values: The options that are set, by the names of the host's arguments.
-        answer_format: The conversion of answers, or None.
+    The host checks the others than format and images. Raises TypeError, ValueError and OSError.
     """
-
-    def __init__(
-        self,
-        name: str,
-        model: str | None,
-        system: str | None,
-        images: Any,
-        response_format: Any,
-        temperature: float | None,
-        max_tokens: int | None,
-    ) -> None:
-        """Read the format and the images for the function `name`. Raises TypeError, ValueError and OSError."""
-        self.answer_format = None if response_format is None else AnswerFormat(response_format)
-        values = {
-            "model": model,
-            "system": system,
-            "images": None if images is None else read_images(name, images),
-            "response_format": None if self.answer_format is None else self.answer_format.schema,
-            "temperature": temperature,
-            "max_tokens": max_tokens,
-        }
-        self.values: dict[str, Any] = {option: value for option, value in values.items() if value is not None}
+    answer_format = None if response_format is None else AnswerFormat(response_format)
+    if images is not None:
+        values["images"] = read_images(name, images)
+    if answer_format is not None:
+        values["response_format"] = answer_format.schema
+    return {option: value for option, value in values.items() if value is not None}, answer_format
 
 
 def read_prompt(name: str, argument: str, prompt: Any, images: Any = None, *, takes_messages: bool = True) -> Prompt:

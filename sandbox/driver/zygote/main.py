@@ -30,7 +30,7 @@ from ..confinement import Confinement
 from ..main import main as run_driver
 from ..orphans import NEVER, OrphanKiller, kill_all_children
 from ..processes import signal
-from .child_ahead import ChildAhead
+from .child_ahead import ChildAhead, rehearse_driver, rehearse_start
 from .namespaces import (
     enter_namespaces,
     enter_user_namespace,
@@ -38,7 +38,6 @@ from .namespaces import (
     fork_into_pid_namespace,
     take_folder,
 )
-from .rehearsal import rehearse_driver, rehearse_start
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
