@@ -153,13 +153,18 @@ class ChildProcess:
         for fd in outputs.values():
             self.outputs_poll.register(fd, select.POLLIN)
         self.unconfined: bytes | None = None
-        self.cpu_microseconds = 0  # CPU time of earlier executions of its context
+        self._cpu_microseconds = 0  # CPU time of earlier executions of its context
         self.frames = FrameReader(MAX_CALL_BYTES)
         self.is_broken = self.is_collector = False
         self.frame_kinds = CHILD_FRAMES  # frames that the child may send
         self.executions = 0  # number of executions started in the child
         self._backlog = bytearray()
         self._loop = loop
+
+    def subtract_cpu(self, total: int) -> int:
+        """Return the CPU microseconds since the last call; `total` is the CPU time of the whole process."""
+        used, self._cpu_microseconds = max(0, total - self._cpu_microseconds), total
+        return used
 
     def list_fds(self) -> list[int]:
         return [self.reads, self.writes, *self.outputs.values()]

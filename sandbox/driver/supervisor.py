@@ -480,8 +480,9 @@ class Supervisor:
             if not execution.status:
                 execution.status, execution.outcome = str(status), body
                 microseconds, peak_kib = header.get("cpu_microseconds"), header.get("peak_kib")
-                if type(microseconds) is int and type(peak_kib) is int:
-                    execution.usage = microseconds, peak_kib
+                # The kernel counts for a process that ends. The process of a context goes on, so it counts for itself.
+                if process.context is not None and type(microseconds) is int and type(peak_kib) is int:
+                    execution.usage = process.subtract_cpu(microseconds), peak_kib
             if self._fork_server is not None and process is self._fork_server.process:
                 self._end_preparation(self._fork_server, execution)
             elif process.context is not None and process.has_ended_with_all(execution):
@@ -507,8 +508,8 @@ class Supervisor:
             process = self._processes.pop(pid, None)
             if process is not None:
                 if process.execution is not None:
-                    microseconds = int((usage.ru_utime + usage.ru_stime) * 1e6) - process.cpu_microseconds
-                    process.execution.usage = max(0, microseconds), usage.ru_maxrss
+                    microseconds = int((usage.ru_utime + usage.ru_stime) * 1e6)
+                    process.execution.usage = process.subtract_cpu(microseconds), usage.ru_maxrss
                 self._on_child_end(process, status)
             else:
                 self._commits.on_end(pid, status)
@@ -564,8 +565,6 @@ class Supervisor:
             self._wire.send({"op": "files", "id": execution.id}, execution.files)
         if execution.value is not None:
             self._wire.send({"op": "value", "id": execution.id}, execution.value)
-        if execution.usage is not None:
-            process.cpu_microseconds += execution.usage[0]
         header, body = execution.encode_end(code, number)
         if header["status"] == "crashed" and number == signal.SIGKILL:
             kills, self._memory_kills = self._memory_kills, count_memory_kills()

@@ -18,6 +18,7 @@ ONLY_AST = 0x400  # ast.PyCF_ONLY_AST
 TOP_LEVEL_AWAIT = 0x2000  # ast.PyCF_ALLOW_TOP_LEVEL_AWAIT: changes only code that awaits
 # Beginnings of lines that continue the statement before them.
 CONTINUATIONS = (" ", "\t", "\r", ")", "]", "}", "#", "else", "elif", "except", "finally", "'''", '"""')
+MARKS = frozenset("()[]{}'\"#;\\\n")  # A line with one of these may not be exactly one statement.
 
 
 def compile_code(source: str, file_name: str) -> tuple[list[CodeType], CodeType | None]:
@@ -26,6 +27,8 @@ def compile_code(source: str, file_name: str) -> tuple[list[CodeType], CodeType 
     Return (parts, None) if the last statement is of another kind. Raises the exceptions of `compile`.
     """
     start = _find_last_statement(source)
+    if _has_no_value(source[start:].rstrip()):
+        return [_compile(source, file_name)], None
     if "__future__" not in source:  # a `__future__` import must start the code and applies to all of it
         try:
             # Building a tree takes as long as compiling, so only the last statement gets one. If both parts compile,
@@ -49,6 +52,17 @@ def _find_last_statement(source: str) -> int:
         if not start or not (start == end or source.startswith(CONTINUATIONS, start)):
             return start
         end = start - 1
+
+
+def _has_no_value(last: str) -> bool:
+    """Return whether the last statement certainly assigns to a name or calls SUBMIT, which does not return.
+
+    Most code ends this way. It needs no tree, which takes longer than compiling.
+    """
+    if last.startswith("SUBMIT("):
+        return "'''" not in last and '"""' not in last
+    name, _, value = last.partition("=")
+    return name.rstrip(" +-*/%&|^@").isidentifier() and value[:1] not in ("", "=") and MARKS.isdisjoint(last)
 
 
 def _compile_tree(source: str, file_name: str) -> tuple[list[CodeType], CodeType | None]:

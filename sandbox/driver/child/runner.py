@@ -177,7 +177,6 @@ class CodeRunner:
 
     def _run(self, file_name: str, execute: Callable[[bytes], None], body: bytes) -> bool:
         """Run `execute` and send the end frame; return whether the code ended without an error. Never raises."""
-        before = _read_usage()[0]
         self._shield.reset()
         self._is_compiled = False
         self._file_name = file_name
@@ -220,8 +219,8 @@ class CodeRunner:
         self._report_files()
         status = "finished" if outcome is None or self._shield.has_submitted else "error"
         header: dict[str, Any] = {"op": "end", "token": self._channel.token, "status": status}
-        microseconds, header["peak_kib"] = _read_usage()
-        header["cpu_microseconds"] = microseconds - before
+        if not self._is_stateless:
+            header["cpu_microseconds"], header["peak_kib"] = _read_usage()
         body = EXITED if has_exited else dumps(outcome).encode("utf-8", "replace")
         self._channel.send(header, body)
         return outcome is None
@@ -332,7 +331,8 @@ class CodeRunner:
         finally:
             setprofile(None)
             settrace(None)
-            setrecursionlimit(max(DRIVER_DEPTH, getrecursionlimit()))
+            if getrecursionlimit() < DRIVER_DEPTH:
+                setrecursionlimit(DRIVER_DEPTH)
 
     def _await(self, codes: list[CodeType]) -> Any:
         """Run code that awaits. Its event loop stays only in a context."""
@@ -503,9 +503,9 @@ get_traceback: Any = BaseException.__dict__["__traceback__"].__get__
 
 def _read_usage() -> tuple[int, int]:
     """Return the CPU microseconds of this process and its ended children, and the KiB of the one with most memory."""
-    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    seconds = sum(usage.ru_utime + usage.ru_stime for usage in usages)
-    return int(seconds * 1e6), max(usage.ru_maxrss for usage in usages)
+    own, ended = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = own.ru_utime + own.ru_stime + ended.ru_utime + ended.ru_stime
+    return int(seconds * 1e6), max(own.ru_maxrss, ended.ru_maxrss)
 
 
 def _clear_frames(error: BaseException) -> None:
