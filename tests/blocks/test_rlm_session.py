@@ -119,6 +119,12 @@ async def test_the_context_can_be_new_for_each_question(chat: ChatServer, tmp_pa
         await session.ask("q")
 
 
+async def test_each_question_finds_a_context_whose_items_code_changed_as_it_was(chat: ChatServer) -> None:
+    chat.script = take(format_turn("context.pop()\nSUBMIT(context)"), format_turn("SUBMIT(context)"))
+    async with open_rlm(NAME, "local:none", context=["a", "b"]) as session:
+        assert [(await session.ask("which?")).value for _ in range(2)] == [["a"], ["a", "b"]]
+
+
 async def test_a_context_comes_from_the_volume(
     chat: ChatServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,6 +162,17 @@ async def test_a_long_conversation_is_summarized_and_its_history_stays_in_the_co
     assert answer.trajectory[1]["usage"]["calls"] == 2
     assert answer.queries.calls == 4
     assert later.value == 3
+
+
+async def test_the_history_survives_the_end_of_the_process(chat: ChatServer) -> None:
+    chat.script = take(
+        format_turn("print('word ' * 2000)"),
+        "a summary",
+        format_turn("import os\nos._exit(3)"),
+        format_turn("SUBMIT([len(history), context])"),
+    )
+    async with open_rlm(NAME, "local:none", context="kept", compact_tokens=1000) as session:
+        assert (await session.ask("?")).value == [3, "kept"]
 
 
 async def test_an_answer_of_another_type_costs_a_turn_and_the_model_learns_why(chat: ChatServer) -> None:

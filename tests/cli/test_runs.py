@@ -190,6 +190,21 @@ def test_two_runs_are_joined_by_their_variables(root: Path, run: Run) -> None:
     assert lines[4]["a"] is None
 
 
+def test_a_run_with_repeats_is_compared_by_its_groups(root: Path, run: Run) -> None:
+    outcomes: list[Outcome] = [
+        Result({"loss": float(group + repeat)}, Meta(2 * group + repeat, {"x": group}, group=group, repeat=repeat))
+        for group in range(2)
+        for repeat in range(2)
+    ]
+    make_run(root / "a", "first", outcomes, repeats=2, groups=2)
+    make_run(root / "b", "second", [make_trial(0, {"x": 1}, loss=4.0)])
+    (pair, only) = (
+        json.loads(line) for line in reversed(run("report", "first", "second", "--json").stdout.splitlines())
+    )
+    assert pair["fields"] == {"loss": {"a": 1.5, "b": 4.0, "difference": 2.5}}
+    assert (only["variables"], only["b"]) == ({"x": 0}, None)
+
+
 def test_old_runs_are_deleted_and_others_stay(root: Path, run: Run, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     names = ("old", "young", "running", "with-notes")

@@ -217,3 +217,26 @@ def test_a_server_with_a_password_works_for_clients_that_send_it(
         assert done.stdout == "1\n", done.stderr
         assert "a password: of the tests" not in running.log.read_text()
         assert "of the tests" not in Path(f"/proc/{running.process.pid}/cmdline").read_text()
+
+
+@pytest.mark.full
+def test_the_server_ends_when_its_parent_is_killed(no_process_left: None, tmp_path: Path) -> None:
+    program = (
+        "import sys, time\nfrom pathlib import Path\nfrom rlm_batch.flows.server.process import ServerProcess\n"
+        "with ServerProcess.start(Path(sys.argv[1])) as server:\n"
+        "    print(server.url, flush=True)\n    time.sleep(3600)\n"
+    )
+    home = make_prefect_home(tmp_path / "home")
+    host = subprocess.Popen([sys.executable, "-c", program, str(home)], stdout=subprocess.PIPE, text=True)
+    assert host.stdout is not None
+    url = host.stdout.readline().strip()
+    assert httpx.get(f"{url}/health", timeout=60).status_code == 200
+    host.kill()
+    host.wait()
+    address = ("127.0.0.1", urlsplit(url).port)
+
+    def is_gone() -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(address) != 0
+
+    wait_until(is_gone, "the end of the server")

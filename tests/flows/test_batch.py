@@ -188,6 +188,14 @@ async def test_a_reused_sandbox_with_a_killed_supervisor_is_replaced():
     assert fine.fine
 
 
+async def test_a_reused_sandbox_without_its_folder_is_replaced_before_the_next_execution():
+    code = ["import os, shutil; shutil.rmtree(os.getcwd())", "open('x', 'w').close(); SUBMIT(fine=True)"]
+    first, fine = await batch(code, provider="local:none", max_workers=1, reuse_sandboxes=True, retries=0)
+    assert fine.fine
+    assert fine.meta.attempt == 1
+    assert fine.meta.sandbox_id != first.meta.sandbox_id
+
+
 async def test_each_execution_is_a_task_run_with_state_tags_and_attempts(results):
     await batch(["SUBMIT(a=1)", "1/0"], on_failure="return")
     run_id = find_run_id(results)

@@ -122,6 +122,24 @@ def test_a_database_of_a_newer_prefect_is_reported_at_the_start(home: Path, star
     assert f"its log is {home}/embedded-server.log). Nothing ran: check PREFECT_HOME" in sentence
 
 
+def test_an_invalid_database_is_reported_at_the_start(home: Path, start: Start) -> None:
+    (home / "prefect.db").write_bytes(b"no database at all" * 1000)
+    sentence = read_sentence(start(home))
+    assert "the Prefect server did not start: sqlalchemy.exc.DatabaseError" in sentence
+    assert "file is not a database" in sentence
+    assert f"its log is {home}/embedded-server.log). Nothing ran: check PREFECT_HOME" in sentence
+
+
+def test_a_killed_program_leaves_no_server(
+    home: Path, tmp_path: Path, start: Start, processes: Callable[[], dict[int, str]]
+) -> None:
+    program = start(home)
+    server = wait_for_server(tmp_path, program, processes)
+    program.kill()
+    program.wait()
+    wait_until(lambda: server not in processes(), "the end of the server")
+
+
 def test_simultaneous_first_runs_survive_a_killed_database_creation(tmp_path: Path, start: Start) -> None:
     home = tmp_path / "new-home"
     program = (sys.executable, "-c", "from rlm_batch import batch; print(batch.sync(['SUBMIT(x=1)'])[0].x)")

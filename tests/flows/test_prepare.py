@@ -100,6 +100,26 @@ SUBMIT(y=base + x)
 
 
 @pytest.mark.full
+async def test_a_chunk_stays_complete_after_the_prepared_process_is_lost(volumes, tmp_path):
+    code = """
+import os, signal
+with open(ran, "a") as file:
+    file.write(chunk_id)
+if chunk_id == "0":
+    os.kill(process, signal.SIGKILL)  # which none but an execution without isolation can do
+SUBMIT(total=sum(data))
+"""
+    prepare = prepare_counted(tmp_path / "prepared") + f"\nran = {str(tmp_path / 'ran')!r}"
+    options = {"data": [1, 2, 3, 4], "chunk_size": 2, "volume_name": "v", "prepare": prepare, "max_workers": 1}
+    options["results_path"] = str(tmp_path / "ledger")
+    for _ in range(2):
+        report = await chunks(code, **options, provider="local:none")
+        assert [report[i].total for i in "01"] == [3, 7]
+        assert (tmp_path / "ran").read_text() == "01"
+    assert count_preparations(tmp_path / "prepared") == 2
+
+
+@pytest.mark.full
 async def test_prepare_and_its_seed_are_in_the_key_and_its_timeout_is_not():
     async def list_sandboxes(**options: Any) -> set[str]:
         return {result.meta.sandbox_id for result in await batch(["SUBMIT()"], cache_results=True, **options)}

@@ -197,6 +197,8 @@ def test_turns_calls_and_cost_are_kept_when_the_run_is_interrupted(chat, server,
         ("['a', None]", ["a", None], '["a", null]'),
         ("{1: True}", {"1": True}, '{"1": true}'),
         ("''", "", ""),
+        ("None", None, None),
+        ("0", 0, "0"),
         ("[None, -1e999]", [None, -math.inf], None),
     ],
 )

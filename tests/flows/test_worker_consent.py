@@ -4,14 +4,20 @@ import asyncio
 import json
 import os
 import subprocess
+import sys
 import sysconfig
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 from prefect import get_client
+from prefect.client.schemas.objects import State
+from prefect.client.schemas.responses import DeploymentResponse
+from prefect.exceptions import ObjectNotFound
 from prefect.filesystems import LocalFileSystem, RemoteFileSystem
 
 from rlm_batch import ConfigurationError, LocalInterpreter, LocalSandbox, RunReport
@@ -27,7 +33,9 @@ from rlm_batch.tasks.execution import Execution
 from rlm_batch.tasks.ledger.result_index import get_results_root
 
 from ..infra.deployed import Deployed
+from ..infra.logged_process import run_logged_process
 from ..infra.planning import plan_batch, plan_points, plan_steps
+from ..infra.waiting import wait_until_async
 
 pytestmark = pytest.mark.anyio
 
@@ -105,6 +113,52 @@ async def test_a_deployments_run_needs_its_workers_consent_to_disable_isolation(
     assert state.is_completed(), state
     (result,) = await state.result()
     assert result.meta.isolation == "none"
+
+
+SERVED = """
+import sys
+from prefect import flow
+from rlm_batch import batch
+
+
+@flow
+async def mine(provider: str) -> None:
+    await batch(["SUBMIT(y=1)"], provider=provider)
+
+
+if __name__ == "__main__":
+    mine.serve(sys.argv[1])
+"""
+
+
+@pytest.mark.full
+async def test_a_served_user_flow_can_call_ours_and_needs_consent(tmp_path: Path) -> None:
+    program, name = tmp_path / "served.py", f"served-{uuid.uuid4().hex[:8]}"
+    program.write_text(SERVED)
+    environment = {**os.environ, "RLM_BATCH_ALLOW_NO_ISOLATION": "", "PREFECT_RUNNER_POLL_FREQUENCY": "1"}
+    with run_logged_process([sys.executable, str(program), name], tmp_path / "log", env=environment):
+        async with get_client() as client:
+
+            async def find_deployment() -> DeploymentResponse | None:
+                with suppress(ObjectNotFound):
+                    return await client.read_deployment_by_name(f"mine/{name}")
+
+            deployment = await wait_until_async(find_deployment)
+            assert deployment is not None
+
+            async def run(provider: str) -> State[Any]:
+                run = await client.create_flow_run_from_deployment(deployment.id, parameters={"provider": provider})
+
+                async def find_end() -> State[Any] | None:
+                    state = (await client.read_flow_run(run.id)).state
+                    return state if state is not None and state.is_final() else None
+
+                state = await wait_until_async(find_end)
+                assert state is not None
+                return state
+
+            assert (await run("local")).is_completed()
+            assert "RLM_BATCH_ALLOW_NO_ISOLATION=1" in str((await run("local:none")).message)
 
 
 @pytest.mark.usefixtures("as_worker")
@@ -259,6 +313,15 @@ def test_a_location_cannot_reach_the_hosts_files_or_network(outside: Path) -> No
         assert_refused(READERS["inputs"], url.format(path=outside))
         assert_refused(READERS["code"], url.format(path=outside))
         assert_refused(locate_ledger, url.format(path=outside.parent))  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("as_worker")
+def test_a_store_is_not_a_path_of_the_host() -> None:
+    with fsspec.open("memory://bucket/x.jsonl", "w") as file:
+        file.write('{"id": 1}')  # type: ignore[union-attr]
+    assert READERS["inputs"]("memory://bucket/x.jsonl") == [("SUBMIT(id)", {"id": 1})]
+    with pytest.raises(ConfigurationError, match="contains several locations: give one, such as"):
+        READERS["inputs"]("simplecache::memory://bucket/x.jsonl")
 
 
 @pytest.mark.usefixtures("as_worker", "server")

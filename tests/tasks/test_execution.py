@@ -24,3 +24,9 @@ def test_every_setting_that_a_result_depends_on_changes_the_key():
         *make_keys(("a", {"x": 1}), fingerprint={"provider": "local", "image": "b"}),
     ]
     assert len(set(all_keys)) == len(all_keys)
+
+
+def test_replicates_have_different_keys_in_any_order():
+    first, other, second = make_keys(("a", {}), ("b", {}), ("a", {}))
+    assert len({first, other, second}) == 3
+    assert make_keys(("b", {}), ("a", {}), ("a", {}))[1:] == [first, second]

@@ -401,3 +401,9 @@ def test_a_block_refuses_invalid_settings_without_showing_a_secret() -> None:
         assert "hidden" not in str(caught.value)
     with pytest.raises(ConfigurationError, match="no field snapsot"):
         DaytonaInterpreter(snapsot="a")  # type: ignore[call-arg]
+
+
+async def test_the_key_is_never_shown_or_stored() -> None:
+    provider = DaytonaSandbox(api_key=SecretStr("the-secret"), repo_token=SecretStr("another-secret"))
+    shown = f"{provider!r} {provider} {await provider.fingerprint()}"
+    assert "secret" not in shown.replace("SecretStr", "")

@@ -93,6 +93,16 @@ async def test_cancelled_creations_are_deleted_when_possible_and_the_log_warns(
     assert [record.getMessage() for record in records if record.levelname == "WARNING"] == [warning] * 3
 
 
+async def test_a_creation_cancelled_at_once_leaves_no_sandbox(standin: Any) -> None:
+    await DaytonaSandbox().check()  # The first client of a process takes seconds.
+    opening = asyncio.create_task(open_sandbox(DaytonaSandbox()))
+    await asyncio.sleep(0)
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    await wait_until_empty(standin)
+
+
 async def test_a_creation_that_times_out_leaves_no_sandbox(standin: Any, wait_for_call: Callable[..., Any]) -> None:
     standin.set(boot_s=HOUR)
     await DaytonaSandbox().check()  # The first client of a process takes seconds.
@@ -159,6 +169,20 @@ async def test_a_sandbox_being_destroyed_is_neither_awaited_nor_listed(standin: 
     assert [info.id for info in await provider.list_sandboxes()] == [second.id]
     go_on(standin)
     await second.remove()
+
+
+async def test_a_cancelled_deletion_still_completes(standin: Any, wait_for_call: Callable[..., Any]) -> None:
+    interpreter = DaytonaSandbox().interpreter()
+    await interpreter.start()
+    delay(standin, "^DELETE")
+    closing = asyncio.create_task(interpreter.shutdown())
+    await wait_for_call(DELETE)
+    closing.cancel()
+    await asyncio.sleep(0)
+    go_on(standin)
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    await wait_until_empty(standin)
 
 
 async def test_a_failed_deletion_is_not_an_error_and_the_lifetime_ends_the_sandbox(

@@ -297,6 +297,25 @@ async def test_an_answer_that_is_not_whole_is_an_error(chat, reply, problem, nam
     assert (answer.usage.calls, answer.usage.completion_tokens) == (1, 60)
 
 
+def test_code_gets_an_error_object_for_an_answer_that_was_cut(chat):
+    chat.rule("long", Reply('{"value": [1, 2', finish_reason="length"))
+    chat.rule("short", "a text")
+    code = """
+        errors = llm_query_batched(["long", "short"], on_error="return")
+        for ask in (lambda: llm_query("long"), lambda: llm_query("long", response_format=list[int])):
+            try:
+                errors.append(ask())
+            except QueryError as error:
+                errors.append(error)
+        SUBMIT([[type(error).__name__, str(error)] for error in errors])
+        """
+    with LocalInterpreter(language_model=model(chat)) as interpreter:
+        result = interpreter.execute(dedent(code))
+    problem = f"the model {NAME} gave an answer that was cut (finish_reason: length){LIMIT}"
+    assert result.output == [["QueryError", problem], ["str", "a text"], *[["QueryError", problem]] * 2]
+    assert (result.meta.queries.calls, result.meta.queries.failed) == (4, 3)
+
+
 @pytest.mark.parametrize("reason", [None, "STOP", "tool_calls", "a word of its own"])
 async def test_an_answer_that_ended_by_itself_is_whole(chat, reason):
     chat.rule("question", Reply("an answer", finish_reason=reason))
@@ -380,3 +399,11 @@ def test_an_unknown_model_or_missing_key_is_refused_before_a_sandbox_opens(
     accepted: Any
     for accepted in ({"model": "ollama_chat/llama3.2"}, {"api_base": "http://127.0.0.1:9"}, {"api_key": "sk-given"}):
         asyncio.run(LanguageModel(**{"model": NAME, **accepted}).make_root_model().check())
+
+
+def test_a_script_interpreter_limits_the_calls_of_all_executions(chat):
+    with LocalInterpreter(language_model=model(chat), max_total_llm_calls=3) as interpreter:
+        assert interpreter.execute("SUBMIT(x=llm_query_batched(['a', 'b']))").meta.queries.calls == 2
+        replies = interpreter.execute("SUBMIT(x=[str(r) for r in llm_query_batched(['a', 'b'], on_error='return')])").x
+    assert "answer to: " in "".join(replies)
+    assert "all 3 calls of the model are used up: make fewer, or raise `max_total_llm_calls`" in "".join(replies)

@@ -348,3 +348,15 @@ async def test_an_estimate_counts_images_by_number_and_the_schema_by_its_bytes(c
     formed = await served.estimate_max_usage([{"role": "user", "content": "what"}], options)
     assert 1000 < formed.prompt_tokens - plain.prompt_tokens < 1200
     assert (plain.answer_tokens, formed.answer_tokens) == (10, 4)
+
+
+def test_the_code_cannot_raise_the_blocks_limit_on_an_answer(interpreter, chat):
+    interpreter.execute("llm_query('a', max_tokens=1000)")
+    assert chat.requests[0].body["max_tokens"] == 40
+
+
+def test_the_cache_tells_options_apart(chat, tmp_path: Path):
+    with LocalInterpreter(language_model=model(chat), cache_queries=True, isolation="none") as opened:
+        for _ in range(2):
+            opened.execute("llm_query('a'), llm_query('a', temperature=1), llm_query('a', system='s')")
+    assert chat.stats.requests == 3

@@ -6,12 +6,13 @@ import math
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rlm_batch import Volume, chunks, reap
+from rlm_batch import Volume, VolumeError, chunks, reap
 from rlm_batch.tasks.ledger.ledger import Ledger
 
 from ...infra.waiting import wait_until
@@ -152,3 +153,29 @@ def test_an_id_may_contain_any_characters():
     names = ["../up", "a/b", "ü" * 300, " ", "\n"]
     report = asyncio.run(chunks("SUBMIT(same=chunk_id)", dict.fromkeys(names, 1), volume_name="letters"))
     assert [report[name].same for name in names] == names
+
+
+@pytest.fixture
+def small_volume(volumes: Path) -> Iterator[Path]:
+    """Return the directory of a volume named "small", on a file system of 1 MiB."""
+    place = volumes / "small"
+    place.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], check=False).returncode:
+        pytest.skip("only a root that may mount can make a small file system")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+@pytest.mark.full
+async def test_a_full_volume_raises_volume_error_and_leaves_no_partial_file(small_volume):
+    code = "save_to_volume(f'{chunk_id}.bin', b'x' * data)\nSUBMIT(fine=True)"
+    sizes = {"fits": 1000, "too large": 2_000_000}
+    report = await chunks(code, sizes, volume_name="small", on_failure="return", max_workers=1)
+    assert report["fits"].fine
+    assert isinstance(report["too large"].error, VolumeError)
+    assert "the volume is full, and 'too large.bin' was not saved" in str(report["too large"].error)
+    assert [file.path for file in Volume("small").ls()] == ["fits.bin"]
+    assert [path.name for path in small_volume.iterdir() if path.name.endswith(".partial")] == []
+    with pytest.raises(VolumeError, match="No space left"):
+        Volume("small").put("home.bin", b"x" * 2_000_000)
+    assert [file.path for file in Volume("small").ls()] == ["fits.bin"]

@@ -25,10 +25,12 @@ from rlm_batch.flows.child_process import build_module_command
 from rlm_batch.flows.server.process import ServerProcess
 from rlm_batch.tasks.ledger.ledger import Ledger
 
+from ...infra.listening import run_with_listener
 from ...infra.logged_process import run_logged_process
 from ...infra.prefect_database import make_prefect_home
 from ...infra.waiting import wait_until, wait_until_async
 from ...standins.git_server import GitServer
+from ..conftest import OutputListener
 
 pytestmark = pytest.mark.anyio
 COMMAND = str(Path(sys.executable).with_name("rlm-batch"))
@@ -287,3 +289,23 @@ async def test_a_full_disk_is_reported_and_the_batch_can_resume(
     assert [result.x for result in results] == list(range(20))
     lines = list(Ledger(ledger).read_lines())
     assert len(lines) == len({line.key for line in lines}) == 20  # no execution ran again after its result was written
+
+
+@pytest.mark.full
+async def test_a_second_run_on_one_ledger_gets_a_warning(
+    results: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    place, go, output = str(results / "shared"), tmp_path / "go", OutputListener()
+    code = f"import os, time\nprint('begun', flush=True)\nwhile not os.path.exists({str(go)!r}): time.sleep(0.05)"
+    first = asyncio.create_task(
+        run_with_listener(batch, output, [code], provider="local:none", results_path=place, timeout=1000)
+    )
+    await output.wait_for(1)
+    await batch(["SUBMIT(1)"], provider="local:none", results_path=place)
+    go.touch()
+    await first
+    warnings = [record.getMessage() for record in caplog.records if "another run is writing" in record.getMessage()]
+    assert len(warnings) == 1
+    caplog.clear()
+    await batch(["SUBMIT(2)"], provider="local:none", results_path=place)
+    assert "another run" not in caplog.text

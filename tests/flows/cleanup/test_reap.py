@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from prefect import flow, task
 from prefect.client.orchestration import PrefectClient, get_client
+from prefect.client.schemas.actions import VariableCreate
 from prefect.client.schemas.objects import FlowRun
 from prefect.events import emit_event
 from prefect.events.filters import EventAnyResourceFilter, EventFilter, EventOccurredFilter
@@ -28,6 +29,7 @@ from rlm_batch import DaytonaSandbox, LocalSandbox, ModalSandbox, SandboxesLeft,
 from rlm_batch.blocks.local.inventory import CREATION_GRACE_SECONDS
 from rlm_batch.blocks.modal.account import open_account
 from rlm_batch.blocks.provider import SandboxProvider
+from rlm_batch.flows import orphans
 from rlm_batch.flows.listener import FlowListener
 from rlm_batch.flows.orphans import (
     OrphanedSandbox,
@@ -43,6 +45,7 @@ from ...infra.listening import run_with_listener
 from ...infra.waiting import wait_until_async
 
 pytestmark = pytest.mark.anyio
+PROVIDERS = ("local", "daytona", "modal")
 # One cloud suffices in quick runs, because both use the same removal code.
 CLOUDS = ("daytona", pytest.param("modal", marks=pytest.mark.full))
 
@@ -296,6 +299,80 @@ async def test_a_local_folder_is_deleted_only_after_its_host_died() -> None:
         file.unlink()
 
 
+HOST = """
+import asyncio, sys
+from rlm_batch import batch
+
+async def main():
+    code = ["import time; time.sleep(600)"] * 2
+    await asyncio.gather(*(batch(code, provider=name, timeout=600) for name in sys.argv[1:]))
+
+asyncio.run(main())
+"""
+
+
+def start_batches(*providers: str) -> subprocess.Popen[bytes]:
+    """Start a process that runs a batch on each of the providers."""
+    return subprocess.Popen([sys.executable, "-c", HOST, *providers])
+
+
+async def wait_until_open(*blocks: SandboxProvider) -> None:
+    """Wait until each of the providers has both sandboxes of the process."""
+
+    async def is_open() -> bool:
+        return [len(await list_ids(block)) for block in blocks] == [2] * len(blocks)
+
+    await wait_until_async(is_open)
+
+
+@pytest.mark.full
+async def test_reap_spares_a_live_run_and_deletes_a_killed_one(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks, begun = dict([await make_provider(name, request) for name in PROVIDERS]), time.time()
+    host = start_batches(*blocks)
+    try:
+        await wait_until_open(*blocks.values())
+        server = await get_server_id()
+        for name, block in blocks.items():
+            assert await reap(name) == []
+            sandboxes = await block.list_sandboxes()
+            assert {info.server for info in sandboxes} == {server}
+            assert len({info.run for info in sandboxes}) == 1
+            assert all(begun - 1 < info.began <= time.time() < info.expires for info in sandboxes)
+            assert len(await list_ids(block)) == 2
+    finally:
+        host.kill()
+        host.wait()
+    # Another machine knows only that the server reports the run as Running. This machine knows that the process ended.
+    remote = {name: block for name, block in blocks.items() if name != "local:none"}
+    with monkeypatch.context() as another_machine:
+        another_machine.setattr(socket, "gethostname", lambda: "another")
+        for name in remote:
+            assert await reap(name) == []
+            assert await reap(name, older_than=MIN_SILENCE_SECONDS) == []
+    for name, block in blocks.items():
+        assert len(await reap(name)) == 2
+        assert await list_ids(block) == set()
+    assert not list(Path(tempfile.gettempdir()).glob("rlm-batch-*"))
+
+
+@pytest.mark.full
+async def test_a_terminated_script_leaves_nothing_at_any_provider(request: pytest.FixtureRequest) -> None:
+    """Prefect raises outside the event loop. The loop then cancels every task, and not only the flow's task."""
+    blocks = dict([await make_provider(name, request) for name in PROVIDERS])
+    for name in blocks:
+        host = start_batches(name)
+        try:
+            await wait_until_open(blocks[name])
+            host.terminate()
+            assert await asyncio.to_thread(host.wait, 100) != 0
+        finally:
+            host.kill()
+            host.wait()
+        assert await list_ids(blocks[name]) == set()
+
+
 @pytest.mark.full
 async def test_a_silent_runs_sandboxes_are_deleted_only_on_request(client: PrefectClient) -> None:
     block = LocalSandbox(isolation="none")
@@ -349,3 +426,19 @@ async def test_a_failed_deletion_does_not_stop_reap_and_is_reported(
     for box in boxes:
         with suppress(Exception):
             await box.remove()
+
+
+async def test_an_id_created_by_a_concurrent_process_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(orphans, "VARIABLE_NAME", f"test_{uuid.uuid4().hex[:12]}")
+    read = PrefectClient.read_variable_by_name
+    others: list[str] = []
+
+    async def read_before_the_other(client: PrefectClient, name: str) -> Any:
+        variable = await read(client, name)
+        if not others:
+            others.append(uuid.uuid4().hex)
+            await client.create_variable(VariableCreate(name=name, value=others[0]))
+        return variable
+
+    monkeypatch.setattr(PrefectClient, "read_variable_by_name", read_before_the_other)
+    assert [await get_server_id()] == others

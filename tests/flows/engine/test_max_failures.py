@@ -100,3 +100,14 @@ async def test_executions_that_did_not_run_are_counted_in_one_line(caplog: pytes
         "28 executions failed with NotRun",
     ]
     assert lines[-1].startswith("ExecutionsFailed: 2 of 30 executions failed and 28 did not run")
+
+
+@pytest.mark.full
+async def test_earlier_results_are_returned_although_the_run_ends_early(results) -> None:
+    with pytest.raises(ExecutionsFailed):
+        await batch(ODD_FAILS, inputs(8), results_path=str(results / "job"))
+    outcomes = await batch(
+        ODD_FAILS, inputs(8), results_path=str(results / "job"), max_failures=1, max_workers=1, on_failure="return"
+    )
+    assert [outcome.x for outcome in outcomes[::2]] == [0, 2, 4, 6]
+    assert [type(outcome.error) for outcome in outcomes[1::2]] == [CodeError, NotRun, NotRun, NotRun]

@@ -25,6 +25,8 @@ from rlm_batch import (
     SandboxStartError,
     batch,
 )
+from rlm_batch.flows.engine.execute import configure_task, execute
+from rlm_batch.tasks.retry import RetryPolicy
 
 from ...infra.execution_counter import COUNT_EXECUTION, ExecutionCounter
 from ...infra.waiting import wait_until_async
@@ -178,6 +180,19 @@ async def test_a_retry_delay_beyond_the_deadline_ends_the_flow_and_keeps_results
 
 
 @pytest.mark.full
+async def test_a_deadline_ends_a_retrys_wait_and_names_its_reason(
+    daytona: Any, hasty: str, counter: ExecutionCounter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlm_batch.flows.engine.execute.compute_backoff", lambda _: 3600.0)
+    daytona.set(fault_rate=1.0, faults=["500"], fault_where=CREATE)
+    (failure,) = await batch(SQUARE, inputs(counter), provider=hasty, deadline=30, on_failure="return")
+    assert isinstance(failure.error, DeadlineExceeded)
+    assert failure.meta.attempt == 2
+    assert failure.meta.earlier_errors[0].startswith(SandboxStartError.__name__)
+    assert failure.meta.earlier_errors[0] in str(failure.error)
+
+
+@pytest.mark.full
 async def test_a_worker_releases_its_sandbox_during_a_long_retry_delay(
     daytona: Any, counter: ExecutionCounter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,3 +239,10 @@ async def test_executions_in_one_task_run_are_retried_separately(counter: Execut
             return [task.state_name for task in await client.read_task_runs(flow_run_filter=of_run)] == ["Failed"]
 
         await wait_until_async(has_failed)
+
+
+async def test_the_retry_delay_doubles_up_to_a_minute_with_jitter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    task = configure_task(execute, RetryPolicy(retries=9), set(), is_limited=False)
+    assert task.retry_delay_seconds == [1, 2, 4, 8, 16, 32, 60]  # Prefect repeats the last delay
+    assert task.retry_jitter_factor == 0.5

@@ -217,3 +217,17 @@ def test_a_deployments_run_reads_only_allowed_files(tmp_path: Path, monkeypatch:
     (tmp_path / "open" / "link.csv").symlink_to(tmp_path / "closed" / "b.csv")
     with pytest.raises(ConfigurationError, match="RLM_BATCH_ALLOWED_PATHS"):
         match(tmp_path / "open" / "*.csv")
+
+
+def test_thousands_of_files_are_matched(tmp_path: Path) -> None:
+    for number in range(3000):
+        (tmp_path / f"{number:04}.txt").touch()
+    assert match(tmp_path / "*.txt") == [f"inputs/{number:04}.txt" for number in range(3000)]
+
+
+def test_each_repeat_gets_a_new_copy(tmp_path: Path) -> None:
+    write_files(tmp_path, ["a"])
+    code = "text = open(path).read()\nopen(path, 'w').write('damaged')\nSUBMIT(text=text)"
+    results = batch.sync(code, inputs=tmp_path / "*", repeats=2, reuse_sandboxes=True, max_workers=1)
+    assert [result.text for result in results] == ["a", "a"]
+    assert (tmp_path / "a").read_text() == "a"

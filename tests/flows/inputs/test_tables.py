@@ -1,6 +1,7 @@
 """Files of inputs: one type for each column of CSV, inferred or declared, and errors of invalid files."""
 
 import codecs
+import csv
 import datetime
 import gzip
 import json
@@ -14,10 +15,12 @@ from typing import Any
 
 import pytest
 
-from rlm_batch import ConfigurationError
+from rlm_batch import ConfigurationError, batch
 from rlm_batch.flows.inputs import tables
 from rlm_batch.flows.inputs.readers import InputFile, build_chunks, read_inputs
 from rlm_batch.flows.plans.batch import BatchParameters
+from rlm_batch.flows.reporting.export import write_csv
+from rlm_batch.flows.reporting.ledger_reader import open_run_ledger
 
 from ...infra.planning import plan_points
 
@@ -89,6 +92,12 @@ def test_a_column_has_the_one_type_that_fits_all_cells(tmp_path: Path) -> None:
         assert repr(read_column(tmp_path, cells)) == repr(values)
 
 
+def test_the_last_cell_can_change_a_columns_type_in_a_streamed_file(tmp_path: Path) -> None:
+    rows = "".join(f"{number},{'x' * 1000}\n" for number in range(9000))  # more than stays in memory
+    first, *_, last = read(tmp_path, f"n,x\n{rows}many,y\n")
+    assert (first["n"], last["n"]) == ("0", "many")
+
+
 def test_a_requested_type_applies_to_the_column(tmp_path: Path) -> None:
     assert read_column(tmp_path, ["1", "", "01"], {"x": "str"}) == ["1", None, "01"]
     assert read_column(tmp_path, ["007", "", "NA", "+2", "1" * 30], {"x": "int"}) == [7, None, None, 2, int("1" * 30)]
@@ -141,6 +150,27 @@ def test_byte_order_marks_line_ends_and_quoted_lines_are_supported(tmp_path: Pat
     for encoding in ("utf-8-sig", "utf-16"):
         (tmp_path / "in.jsonl").write_text('{"x": "é"}\n', encoding=encoding)
         assert list(read_inputs(str(tmp_path / "in.jsonl"))) == [{"x": "é"}]
+
+
+def test_an_export_to_csv_is_read_with_its_byte_order_mark(tmp_path: Path) -> None:
+    results = batch.sync("SUBMIT(y=x)", inputs=[{"x": "été"}])
+    for is_raw, mark in ((False, codecs.BOM_UTF8), (True, b"")):
+        write_csv(open_run_ledger(results.results_path), tmp_path / "in.csv", raw=is_raw)
+        assert (tmp_path / "in.csv").read_bytes().startswith(mark + b"index,")
+        (row,) = InputFile(str(tmp_path / "in.csv"))
+        assert (row["index"], row["y"]) == (0, "été")
+
+
+def test_files_written_by_python_and_pandas_are_read_correctly(tmp_path: Path) -> None:
+    rows = [{"a": 'x,"\n', "n": 1, "f": 0.1, "b": True}, {"a": "é;\t", "n": -7, "f": 1e-12, "b": False}]
+    with (tmp_path / "in.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    assert repr(list(InputFile(str(tmp_path / "in.csv")))) == repr(rows)
+    pandas = pytest.importorskip("pandas")
+    pandas.DataFrame(rows).to_csv(tmp_path / "in.csv", index=False)
+    assert repr(list(InputFile(str(tmp_path / "in.csv")))) == repr(rows)
 
 
 def test_trailing_empty_rows_are_ignored_and_inner_ones_are_executions(tmp_path: Path) -> None:
@@ -217,7 +247,9 @@ def test_json_arrays_and_compressed_files_are_read(tmp_path: Path, name: str, da
     assert (len(values), list(values), list(values)) == (2, [{"x": 1}, {"x": 2}], [{"x": 1}, {"x": 2}])
 
 
-def test_a_file_of_zstandard_is_read(tmp_path: Path) -> None:
+def test_a_file_of_zstandard_is_read_or_its_error_names_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     zstd = pytest.importorskip("backports.zstd" if sys.version_info < (3, 14) else "compression.zstd")
     file = tmp_path / "in.csv.zst"
     file.write_bytes(zstd.compress(b"x\n1\n2\n"))
@@ -226,6 +258,10 @@ def test_a_file_of_zstandard_is_read(tmp_path: Path) -> None:
     damaged.write_bytes(zstd.compress(b'{"x": 1}\n')[:-2])
     with pytest.raises(ConfigurationError, match=r"is damaged, or not compressed as \.zst says"):
         read_inputs(str(damaged))
+    for name in tables.ZSTD_MODULES:
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'rlm-batch\[zstd\]'"):
+        read_inputs(str(file))
 
 
 def test_an_array_of_data_has_an_item_for_each_chunk_item(tmp_path: Path) -> None:

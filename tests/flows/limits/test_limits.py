@@ -15,7 +15,7 @@ from prefect.client.orchestration import get_client
 from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from rlm_batch import ConfigurationError, LocalSandbox, batch, chunks, sequence
+from rlm_batch import ConfigurationError, DaytonaSandbox, LocalSandbox, batch, chunks, sequence
 from rlm_batch.tasks.capacity import slots
 from rlm_batch.tasks.capacity.limits import open_limits
 
@@ -192,3 +192,25 @@ async def test_without_a_shared_server_limits_apply_within_the_process():
             await asyncio.gather(*(lane(shared) for shared in (one, other) for _ in range(4)))
     assert peak == 2
     assert time.monotonic() - began >= 7 / 20
+
+
+@pytest.mark.full
+async def test_a_run_continues_with_fewer_slots_than_workers(block, quick):
+    async with get_client() as client:
+        await client.upsert_global_concurrency_limit_by_name(LIMIT, 2)
+        answer = await client.increment_concurrency_slots_with_lease([LIMIT], 1, "concurrency", 3600)
+        try:
+            results = await run_naps(4, 0.1, max_workers=4)
+        finally:
+            await client.release_concurrency_slots_with_lease(answer.json()["lease_id"])
+    assert count_overlapping(spans(results)) == 1
+
+
+@pytest.mark.full
+async def test_several_runs_share_the_rate_limit_of_creations(daytona, quick):
+    rate = 4
+    await DaytonaSandbox(creations_per_second=rate).save("paced", overwrite=True)  # type: ignore[misc]
+    began = time.monotonic()
+    await asyncio.gather(*(run_naps(6, 0.0, provider="daytona-sandbox/paced", max_workers=6) for _ in range(2)))
+    assert daytona.state()["created"] == 12
+    assert time.monotonic() - began >= (12 - 2) / rate  # the first two are created at once

@@ -327,3 +327,14 @@ async def test_a_resumed_job_stops_its_running_shards_and_runs_the_rest(server, 
 def wait_for_file(path: Path) -> str:
     """Return code for 60 executions in two shards: ten of each shard end at once, the others when the file exists."""
     return f"import os, time\nwhile x % 30 >= 10 and not os.path.exists({str(path)!r}): time.sleep(0.05)\nSUBMIT(x=x)"
+
+
+@pytest.mark.full
+async def test_a_random_search_draws_the_same_points_with_shards(shared, tmp_path):
+    parameters = {"space": {"x": {"low": 0.0, "high": 1.0}}, "trials": 6, "sampler": "random", "objective": "loss"}
+    options = {"provider": "local:none", **parameters}
+    sharded = await sweep("SUBMIT(loss=x)", shards=2, results_path=str(shared), **options)
+    alone = await sweep("SUBMIT(loss=x)", results_path=str(tmp_path / "alone"), **options)
+    assert [trial.meta.variables for trial in sharded.trials] == [trial.meta.variables for trial in alone.trials]
+    assert sharded.best.loss == alone.best.loss
+    assert len(str(sharded).splitlines()) == 7

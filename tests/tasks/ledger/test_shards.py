@@ -7,6 +7,7 @@ import pytest
 from rlm_batch import CodeError, ConfigurationError, Failure, Result
 from rlm_batch.blocks.storage.location import write_file
 from rlm_batch.blocks.storage.location_parsing import parse_location
+from rlm_batch.sandbox.errors import NotRun
 from rlm_batch.sandbox.meta import Meta
 from rlm_batch.sandbox.requests.execution_request import encode_variable
 from rlm_batch.tasks.execution import Execution, assign_keys
@@ -178,3 +179,13 @@ def test_outcomes_of_a_deleted_ledger_raise_an_error_that_names_it(ledger):
         part.unlink()
     with pytest.raises(OSError, match="is no longer in the ledger"):
         list(store.outcomes)
+
+
+def test_a_failure_outside_the_ledger_is_among_the_outcomes(ledger):
+    first, second = make_executions(2)
+    store = make_store(ledger, [first])
+    for execution in (first, second):
+        store.add_outcome(execution, Failure(NotRun("not run"), Meta(index=execution.index)))
+    assert [type(failure.error) for failure in store.failures] == [NotRun, NotRun]
+    assert 1 in store
+    assert 2 not in store
