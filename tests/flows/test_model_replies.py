@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
+from typing import Any
 
 import pytest
 
 from rlm_batch import CodeError, Result, batch, open_rlm
+from rlm_batch.sandbox.model_reply import read_program, read_reply, split_thoughts
 
 from ..standins.openai_chat import ChatServer, Reply
 
@@ -65,6 +67,46 @@ def expect(manner: str, content: str) -> str:
     if manner in ("XML", "JSON") or content == "no code":
         return ""
     return "was not run" if content == "a made-up output" else "final"
+
+
+class Submitted(BaseException):
+    """The end of a program."""
+
+
+def run(programs: list[str]) -> str:
+    """Return what the programs submit, or the text of their error."""
+
+    def submit(value: str) -> None:
+        raise Submitted(value)
+
+    names: dict[str, Any] = {"SUBMIT": submit}
+    try:
+        for program in programs:
+            exec(program, names)
+    except Submitted as value:
+        return str(value)
+    except (RuntimeError, SyntaxError) as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_of_300_replies_nothing_runs_from_a_thought_or_after_a_made_up_output(family: str) -> None:
+    assert len(REPLIES) == 300
+    for (manner, content), text in ((names[1:], text) for names, text in REPLIES.items() if names[0] == family):
+        expected = expect(manner, content)
+        program = read_program(text)
+        told = run([program])
+        assert expected in told, (manner, content)
+        assert "draft" not in program
+        assert told != "made up", (manner, content)
+        rest, thoughts = split_thoughts(text)
+        assert ("draft" in thoughts) == bool(FAMILIES[family])
+        assert "draft" not in rest
+        reply = read_reply(rest)
+        blocks = [code for _, code in reply.blocks]
+        assert bool(blocks) == bool(expected), (manner, content)
+        assert expected in (run(blocks) or reply.reason), (manner, content)
 
 
 SAMPLE = dict(itertools.islice(REPLIES.items(), 0, None, 23))
