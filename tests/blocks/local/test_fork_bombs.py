@@ -91,6 +91,19 @@ def test_every_fork_bomb_ends_with_its_execution_or_sandbox(
     marked.wait_until_gone()
 
 
+@pytest.mark.full
+@pytest.mark.each_once
+def test_a_fork_bomb_in_a_context_ends_with_its_timeout(own_box: Boxes, marked: Marked, bomb: str) -> None:
+    """The timeout ends the context too, because nothing less stops the bomb. Another context keeps its state."""
+    box = own_box(processes=PROCESSES)
+    box.run("x = 5", context="another")
+    variables = {"program": bomb, "kind": "s", "mark": marked.mark, "seconds": SECONDS}
+    answer = box.run(f"{START}time.sleep(1000)", timeout=5, context="its own", **variables)
+    assert answer["error"]["error"] == "ExecutionTimeout"
+    marked.wait_until_gone()
+    assert box.outputs("SUBMIT(x=x)", context="another") == {"x": 5}
+
+
 # ---------------------------------------------------------------------------------------- processes that no signal ends
 
 FREEZER = Path("/sys/fs/cgroup/freezer")

@@ -21,12 +21,20 @@ from rlm_batch.sandbox import sync_interpreter
 from rlm_batch.sandbox.interpreter import Interpreter
 from rlm_batch.sandbox.pipe_transport import PipeTransport
 
+from ...infra.machine import is_alive
 from ...infra.waiting import wait_until, wait_until_async
 
 pytestmark = pytest.mark.anyio
 
 TEXT = "x" * 2_000_000  # more than any pipe holds
 FIND_DRIVER = "import os; SUBMIT(os.getppid())"
+
+
+LEAVE_WRITER = """
+import os, subprocess
+left = subprocess.Popen(["sh", "-c", "read line; echo $line"], stdin=subprocess.PIPE)
+SUBMIT(driver=os.getppid(), left=left.pid)
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -109,6 +117,24 @@ async def test_a_driver_that_takes_no_input_is_ended_with_its_executions(monkeyp
         with pytest.raises(OutcomeUnknown, match="none of its input"):
             await running
         assert not interpreter.is_alive
+
+
+async def test_output_between_two_executions_of_a_context_belongs_to_neither() -> None:
+    pipes = NewPipes()
+    async with LocalSandbox(isolation="none").interpreter() as interpreter:
+        result = await interpreter.execute(LEAVE_WRITER, context="c")
+        os.kill(result.driver, signal.SIGSTOP)  # after it continues, the driver reads all following requests at once
+        before = pipes.find_unread()
+        another = asyncio.create_task(interpreter.execute("pass", context="another"))
+        await pipes.wait_for_more(before)
+        Path(f"/proc/{result.left}/fd/0").write_text("late\n")
+        await wait_until_async(lambda: not is_alive(result.left), "the end of what was left, which has written")
+        before = pipes.find_unread()
+        following = asyncio.create_task(interpreter.execute("print(left.wait())", context="c"))
+        await pipes.wait_for_more(before)
+        os.kill(result.driver, signal.SIGCONT)
+        assert (await following).meta.stdout == "0\n"
+        await another
 
 
 async def test_a_driver_that_took_its_input_while_the_host_was_stopped_survives() -> None:

@@ -140,6 +140,21 @@ done.clear()
     assert "outputs" in answer or answer["error"]["error"] == "CodeCrashed"
 
 
+@pytest.mark.each_once
+def test_a_module_file_left_behind_does_not_replace_the_standard_library(own_box: Boxes) -> None:
+    box = own_box()
+    box.run("""
+for name in ("statistics", "random", "csv", "subprocess"):
+    with open(f"{name}.py", "w") as file:
+        file.write("mean = lambda values: 666\\nplanted = True")
+""")
+    outputs = box.outputs("""
+import csv, random, statistics, subprocess
+SUBMIT(planted=[m.__name__ for m in (csv, random, statistics, subprocess) if hasattr(m, "planted")])
+""")
+    assert outputs == {"planted": []}
+
+
 # ------------------------------------------------------------------------------------------------------ the supervisor
 
 SUPERVISOR = """

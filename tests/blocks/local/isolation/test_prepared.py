@@ -88,6 +88,17 @@ def test_processes_that_prepare_leaves_end_with_the_sandbox(own_box: Boxes, mark
     marked.wait_until_gone()
 
 
+@pytest.mark.full
+@pytest.mark.each_once
+def test_each_execution_has_a_separate_cpu_time_limit(own_box: Boxes) -> None:
+    """The code's CPU time excludes the CPU time of `prepare`, and the timeout of `prepare` does not limit the code."""
+    box = own_box(prepare="import time\nwhile time.process_time() < 0.7: pass", cpu_seconds=1)
+    burn = "while time.process_time() < 0.7: pass\nSUBMIT(works=True)"
+    assert [box.outputs(burn) for _ in range(2)] == [WORKS] * 2
+    answer = box.run("while True: pass", timeout=100)
+    assert "CPU seconds" in answer["error"]["text"], answer
+
+
 @pytest.mark.each_once
 @pytest.mark.parametrize(
     "handler", ["signal.SIG_IGN", "lambda *_: os.waitpid(-1, os.WNOHANG)"], ids=["ignored", "waited for"]
@@ -95,3 +106,15 @@ def test_processes_that_prepare_leaves_end_with_the_sandbox(own_box: Boxes, mark
 def test_prepare_may_set_any_handler_for_ended_children(own_box: Boxes, handler: str) -> None:
     box = own_box(prepare=f"import os, signal\nsignal.signal(signal.SIGCHLD, {handler})\nworks = True")
     assert [box.outputs("SUBMIT(works=works)") for _ in range(3)] == [WORKS] * 3
+
+
+@pytest.mark.full
+@pytest.mark.each_once
+def test_memory_shared_with_prepare_counts_once_for_the_sandbox(own_box: Boxes) -> None:
+    large = "import os, time\nprepared, data = os.getpid(), os.urandom(1 << 20) * 250"
+    box = own_box(prepare=large, total_memory_mib=400)
+    before = box.outputs("SUBMIT(prepared=prepared)")
+    # The watcher checks twice a second, the kernel at once.
+    running = [box.send("time.sleep(2)\nSUBMIT(prepared=prepared, size=len(data))") for _ in range(3)]
+    assert [box.host.wait(number).get("outputs") for number in running] == [{**before, "size": 250 << 20}] * 3
+    assert box.outputs("SUBMIT(prepared=prepared)") == before
