@@ -11,6 +11,7 @@ from rlm_batch.sandbox.queries.budget import Budget, Usage
 from rlm_batch.sandbox.queries.session import (
     DEFAULT_OPTIONS,
     Answer,
+    EmptyAnswerError,
     Message,
     Query,
     QuerySession,
@@ -100,6 +101,22 @@ async def test_a_failure_reaches_all_waiters_and_is_not_cached():
     assert len({id(outcome) for outcome in outcomes}) == 5
     model.refuses = False
     assert await begin(model, cache) == "answer 2, 1 called, 0 cached"
+
+
+async def test_an_empty_answer_stays_one_for_all_waiters():
+    """Check the error's type: a recursive model asks again only after an EmptyAnswerError."""
+    cache = AnswerCache(MemoryAnswers())
+    gate = asyncio.Event()
+
+    async def ask() -> str:
+        await gate.wait()
+        raise EmptyAnswerError("no text")
+
+    tasks = [asyncio.create_task(cache.get_answer("question", "m", ask)) for _ in range(3)]
+    await settle()
+    gate.set()
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [EmptyAnswerError] * 3
 
 
 async def test_another_model_setting_or_prompt_is_not_answered_from_the_cache():

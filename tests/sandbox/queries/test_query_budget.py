@@ -8,6 +8,8 @@ import pytest
 from rlm_batch import BudgetExceeded
 from rlm_batch.sandbox.queries.budget import Budget, Estimate, Usage
 
+from ...infra.waiting import HANG_SECONDS
+
 pytestmark = pytest.mark.anyio
 
 # The most that a call can use: no prompt tokens, and 100 answer tokens at $0.01 each.
@@ -40,6 +42,16 @@ async def test_a_call_that_exceeds_the_free_budget_waits_for_others_to_settle(li
     await second
 
 
+async def test_a_waiting_call_is_refused_when_others_use_up_the_budget() -> None:
+    budget = Budget(tokens=150)
+    first = await budget.reserve(MOST)
+    second = asyncio.create_task(budget.reserve(MOST))
+    await asyncio.sleep(0)
+    first.settle(Usage(1, 0, 100, 1.0))
+    with pytest.raises(BudgetExceeded, match="could take 100 tokens, and of 150 50 are left"):
+        await second
+
+
 async def test_a_cancelled_wait_reserves_nothing() -> None:
     budget = Budget(tokens=150)
     first = await budget.reserve(MOST)
@@ -66,6 +78,24 @@ async def test_after_the_first_answer_calls_reserve_the_longest_answer_so_far() 
         await fourteenth
 
 
+async def test_a_long_prompt_reserves_its_length_after_short_answers() -> None:
+    budget = Budget(tokens=1000)
+    (await budget.reserve(Estimate(40, 100))).settle(Usage(1, 10, 1, 0.0))
+    with pytest.raises(BudgetExceeded, match="could take 1,001 tokens"):
+        await budget.reserve(Estimate(4000, 100))
+
+
+async def test_each_running_call_exceeds_a_limit_by_at_most_one_longest_answer() -> None:
+    budget = Budget(tokens=300)
+    (await budget.reserve(MOST)).settle(Usage(1, 0, 1, 0.01))
+    under_way = [await budget.reserve(MOST) for _ in range(8)]
+    for reservation in under_way:
+        reservation.settle(Usage(1, 0, 100, 1.0))
+    assert budget.usage.tokens <= 300 + 8 * 100
+    with pytest.raises(BudgetExceeded):
+        await budget.reserve(MOST)
+
+
 async def test_a_refused_call_uses_no_budget() -> None:
     above = Budget(cost=1.0)
     one, other = Budget(calls=1, parent=above), Budget(calls=5, parent=above)
@@ -76,6 +106,31 @@ async def test_a_refused_call_uses_no_budget() -> None:
     (await other.reserve(Estimate(0, 100, 0.0, 0.004))).settle(Usage(1, 1, 1, 0.3))
     assert (one.remaining_calls, other.remaining_calls) == (0, 4)
     assert above.usage.cost == pytest.approx(0.9)
+
+
+async def test_a_call_is_settled_or_released_once() -> None:
+    budget = Budget(calls=3)
+    held = await budget.reserve()
+    held.settle(Usage(1, 2, 3, 0.5))
+    held.settle(Usage(1, 2, 3, 0.5))
+    held.release()
+    assert budget.usage == Usage(1, 2, 3, 0.5)
+    assert budget.remaining_calls == 2
+
+
+async def test_tenths_of_a_cent_add_up_to_the_limit() -> None:
+    budget, most = Budget(cost=0.001), Estimate(0, 1, 0.0, 0.0001)
+    for _ in range(10):
+        (await budget.reserve(most)).settle(Usage(1, 0, 1, 0.0001))
+    with pytest.raises(BudgetExceeded):
+        await budget.reserve(most)
+
+
+async def test_an_unknown_price_makes_the_sum_unknown() -> None:
+    budget = Budget()
+    (await budget.reserve()).settle(Usage(1, 1, 1, None))
+    (await budget.reserve()).settle(Usage(1, 1, 1, 0.5))
+    assert budget.usage == Usage(2, 2, 2, None)
 
 
 async def test_threads_that_share_a_budget_never_exceed_or_lose_it() -> None:
@@ -107,3 +162,21 @@ async def test_threads_that_share_a_budget_never_exceed_or_lose_it() -> None:
     assert above.usage.cost <= 40.0 + 16 * 0.125
     assert [budget.usage.calls <= 150 for budget in budgets] == [True] * 4
     assert sum((budget.usage for budget in budgets), Usage()) == above.usage
+
+
+async def test_a_large_call_is_not_kept_out_by_small_ones() -> None:
+    budget, small = Budget(tokens=1000), Estimate(0, 10)
+    (await budget.reserve(small)).settle(Usage(1, 0, 10, 0.0))  # calls are expected to use their most
+    is_over = False
+
+    async def ask_on_and_on() -> None:
+        while not is_over:
+            reservation = await budget.reserve(small)
+            await asyncio.sleep(0)
+            reservation.release()
+
+    asking = [asyncio.create_task(ask_on_and_on()) for _ in range(16)]
+    async with asyncio.timeout(HANG_SECONDS):
+        (await budget.reserve(Estimate(0, 900))).release()
+    is_over = True
+    await asyncio.gather(*asking)
