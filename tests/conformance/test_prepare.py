@@ -248,6 +248,27 @@ async def test_losing_the_prepared_process_raises_sandbox_lost(
         assert (await running).x == 1, "an execution that runs already runs on, and is answered"
 
 
+async def test_a_new_execution_survives_the_loss_of_the_prepared_process(
+    provider: SandboxProvider,
+) -> None:
+    # The second execution's process is still starting when the third fork's middle process kills the prepared one.
+    prepare = """
+    import os, signal, time
+    prepared = os.getpid()
+    def count():
+        with open("forks", "a+") as file:
+            file.write("x")
+            if file.tell() == 3:
+                os.kill(prepared, signal.SIGKILL)
+    os.register_at_fork(before=count, after_in_child=lambda: time.sleep(0.5))
+    """
+    async with open_prepared(provider, prepare) as one, asyncio.timeout(HANG_SECONDS):
+        assert (await one.execute("SUBMIT(x=1)")).x == 1
+        assert (await one.execute("SUBMIT(x=2)")).x == 2
+        with pytest.raises(SandboxLost, match="Run it in a new sandbox"):
+            await one.execute("SUBMIT(x=3)")
+
+
 # ------------------------------------------------------------------------------------------------------ random numbers
 
 DRAW = "SUBMIT(drawn=[random.random(), random.randrange(1 << 30)])"
@@ -333,6 +354,14 @@ async def test_a_native_thread_cannot_take_a_result_from_a_context(provider: San
     """
     async with open_prepared(provider, "from _thread import start_new_thread as start") as one:
         assert (await one.execute(dedent(code), context="main")).y == 2
+
+
+async def test_the_prepared_process_survives_socket_timeouts_and_closed_streams(provider: SandboxProvider) -> None:
+    prepare = "import os, socket\nsocket.setdefaulttimeout(0.01)\nos.close(1)\nos.close(2)"
+    async with open_prepared(provider, prepare) as one:
+        for _ in range(3):
+            result = await one.execute("import time\ntime.sleep(0.1)\nprint('heard')\nSUBMIT(x=1)")
+            assert (result.x, result.meta.stdout) == (1, "heard\n")
 
 
 # The shell ends once the file `go` exists, and leaves a process that appends to the file `beats`.

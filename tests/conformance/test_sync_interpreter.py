@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -18,6 +19,7 @@ from rlm_batch import (
     ConfigurationError,
     ExecutionTimeout,
     OutcomeUnknown,
+    PrepareError,
     StateLost,
     SubmitError,
     VolumeError,
@@ -174,6 +176,22 @@ def test_prepare_runs_at_each_start(make: Make) -> None:
         assert (again.steps, again.drawn) == (["prepared", 2], first.drawn)
 
 
+def test_a_failed_prepare_fails_the_start_and_leaves_no_sandbox(make: Make) -> None:
+    interpreter = make(prepare=Preparation("print('on')\n1 / 0"))
+    for attempt in (interpreter.start, lambda: interpreter.execute("SUBMIT()")):
+        with pytest.raises(PrepareError, match=r"prepare raised ZeroDivisionError \(line 2\)") as caught:
+            attempt()
+        assert caught.value.stdout == "on\n"
+
+
+def test_a_listener_that_blocks_beyond_the_timeout_loses_nothing(make: Make) -> None:
+    """Check a slow listener; the code has six seconds, and takes milliseconds."""
+    interpreter = make()
+    interpreter.start()
+    slow = interpreter.execute("print('z')\nSUBMIT(x=3)", timeout=6, on_output=lambda *_: time.sleep(7))
+    assert (slow.x, slow.meta.stdout) == (3, "z\n")
+
+
 def test_failures_keep_the_state_and_a_kill_requires_a_new_start(make: Make) -> None:
     interpreter = make()
     interpreter.execute("import time\nkept = 1")
@@ -252,6 +270,27 @@ def test_sync_and_async_tools_are_called_and_raise(make: Make) -> None:
     with pytest.raises(CodeError) as caught:
         interpreter.execute("find_price('milk')")
     assert (caught.value.type, caught.value.message) == ("KeyError", "'milk'")
+
+
+def test_sixteen_threads_call_tools_without_waiting_for_a_slow_call(make: Make) -> None:
+    calls = threading.Semaphore(0)
+
+    def call(i: int) -> int:
+        if i == 0:
+            for _ in range(15 * 10):
+                assert calls.acquire(timeout=HANG_SECONDS)
+        else:
+            calls.release()
+        return i
+
+    code = """
+        from concurrent.futures import ThreadPoolExecutor
+        def work(i):
+            return [call(i) for _ in range(10 if i else 1)]
+        with ThreadPoolExecutor(16) as pool:
+            SUBMIT(answers=list(pool.map(work, range(16))))
+        """
+    assert make(tools={"call": call}).execute(dedent(code)).answers == [[0], *([i] * 10 for i in range(1, 16))]
 
 
 def test_a_tool_that_runs_code_in_the_same_interpreter_is_refused(make: Make) -> None:

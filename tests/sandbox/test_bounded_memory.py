@@ -42,6 +42,23 @@ async def test_fifty_megabytes_of_prints_fill_no_memory(local: LocalSandbox, pro
         assert max(read_memory(pid, "VmHWM") for pid in set(processes()) - before) < 60 * MIB
 
 
+@pytest.mark.full
+async def test_executions_leave_no_memory_in_the_host_or_driver(processes: Processes) -> None:
+    before = set(processes())
+    async with LocalSandbox(isolation="none").interpreter() as interpreter:
+
+        async def run_some() -> dict[int | str, int]:
+            for _ in range(20):
+                code = "print('x' * 50_000); SUBMIT(x='x' * 50_000)"
+                await asyncio.gather(*(interpreter.execute(code) for _ in range(10)))
+            return {pid: read_memory(pid, "VmRSS") for pid in ("self", *(set(processes()) - before))}
+
+        first, second = await run_some(), await run_some()
+        assert len(first.keys() & second.keys()) > 1  # includes the driver, but no process that waited for an execution
+        for pid in first.keys() & second.keys():
+            assert second[pid] - first[pid] < 10 * MIB
+
+
 CALL_WITH_WIDE_TEXTS = """
 from concurrent.futures import ThreadPoolExecutor
 text = "x" * 3_900_000 + chr(0x1F600)

@@ -4,10 +4,12 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from rlm_batch import CodeCrashed, ExecutionTimeout, LocalInterpreter, LocalSandbox
+from rlm_batch.sandbox.wire.strict_json import MAX_CONTAINERS
 
 from .conftest import read_memory
 
@@ -51,6 +53,32 @@ async def test_calls_beyond_a_sandboxs_256_threads_wait() -> None:
         await interpreter.execute(f"{CALL}\nfor _ in range(600): call()\nask()")
         assert answered >= 601 - 256  # calls without a waiting caller end with their execution
     assert most == 256
+
+
+@pytest.mark.full
+@pytest.mark.anyio
+async def test_calls_with_many_lists_wait_for_each_other() -> None:
+    under_way, most, lock = 0, 0, threading.Lock()
+
+    def ask(value: list[Any]) -> int:
+        nonlocal under_way, most
+        with lock:
+            under_way += len(value)
+            most = max(most, under_way)
+        time.sleep(0.2)
+        with lock:
+            under_way -= len(value)
+        return len(value)
+
+    code = """
+from concurrent.futures import ThreadPoolExecutor
+with ThreadPoolExecutor(12) as pool:
+    SUBMIT(sizes=list(pool.map(lambda size: ask([[]] * size), [40_000] * 6 + [90_000] * 2 + [1] * 4)))
+"""
+    async with LocalSandbox(isolation="none").interpreter(tools={"ask": ask}) as interpreter:
+        result = await interpreter.execute(code)
+    assert result.sizes == [40_000] * 6 + [90_000] * 2 + [1] * 4
+    assert most <= MAX_CONTAINERS
 
 
 @pytest.mark.anyio

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rlm_batch import LocalSandbox, OutcomeUnknown, SandboxLost, SandboxStartError
+from rlm_batch import ConfigurationError, LocalSandbox, OutcomeUnknown, QuotaExceeded, SandboxLost, SandboxStartError
 from rlm_batch.sandbox import interpreter, protocol
 from rlm_batch.sandbox.interpreter import Interpreter
 from rlm_batch.sandbox.sandbox_api import Channel, Sandbox
@@ -96,6 +96,24 @@ async def test_a_driver_that_never_answers_raises_a_start_error_and_is_removed(m
 
 
 @pytest.mark.anyio
+async def test_an_error_while_opening_is_raised_and_a_retry_can_succeed() -> None:
+    errors: list[Exception] = [QuotaExceeded("too many", retry_after=2.0), ConfigurationError("no key")]
+
+    async def open_sandbox() -> Sandbox:
+        if errors:
+            raise errors.pop(0)
+        return await LocalSandbox(isolation="none").open({})
+
+    one = Interpreter(open_sandbox)
+    with pytest.raises(QuotaExceeded):
+        await one.start()
+    with pytest.raises(ConfigurationError):
+        await one.execute("SUBMIT()")
+    assert (await one.execute("SUBMIT(x=1)")).x == 1
+    await one.shutdown()
+
+
+@pytest.mark.anyio
 async def test_a_shutdown_while_the_sandbox_is_being_opened_removes_it() -> None:
     is_opened, may_return = asyncio.Event(), asyncio.Event()
 
@@ -113,6 +131,30 @@ async def test_a_shutdown_while_the_sandbox_is_being_opened_removes_it() -> None
     with pytest.raises((SandboxLost, SandboxStartError)):
         await start
     assert not one.is_alive
+
+
+@pytest.mark.anyio
+async def test_a_cancelled_start_deletes_its_sandbox() -> None:
+    is_connected, removed = asyncio.Event(), list[bool]()
+
+    class Slow(Deaf):
+        async def connect(self, receive: Callable[[bytes], None], closed: Callable[[str], None]) -> Channel:
+            is_connected.set()
+            return self
+
+        async def remove(self) -> None:
+            await asyncio.sleep(0.2)
+            removed.append(True)
+
+    async def open_sandbox() -> Sandbox:
+        return Slow()
+
+    start = asyncio.ensure_future(Interpreter(open_sandbox).start())
+    await is_connected.wait()
+    start.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await start
+    assert removed
 
 
 @pytest.mark.full

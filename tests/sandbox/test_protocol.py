@@ -5,6 +5,7 @@ import random
 import pytest
 
 from rlm_batch.sandbox.wire.frames import BadFrameError, FrameReader, encode_frame
+from rlm_batch.sandbox.wire.strict_json import dumps, loads
 
 FRAMES = [
     ({"op": "beat", "id": 0}, None), ({"op": "end", "id": 1}, b""), ({"op": "end", "id": 2}, b"{}"),
@@ -29,6 +30,16 @@ def test_frames_are_decoded_from_any_stream_pieces() -> None:
         for (header, body), (expected, expected_body) in zip(decoded, FRAMES, strict=True):
             header.pop("body", None)
             assert (header, body) == (expected, expected_body)
+
+
+def test_the_longest_output_is_decoded_in_pieces() -> None:
+    text = "\x01" * 50_000  # six bytes of JSON for each character
+    data = encode_frame({"op": "output", "id": 1, "stream": "stdout"}, dumps(text).encode())
+    for size in (len(data), 4096):
+        frames, decoded = FrameReader(), []
+        for begin in range(0, len(data), size):
+            decoded += frames.feed(data[begin : begin + size])
+        assert loads((decoded[0][1] or b"").decode()) == text
 
 
 @pytest.mark.parametrize("data", RUBBISH, ids=lambda data: repr(data[:15]))

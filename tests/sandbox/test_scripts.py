@@ -46,6 +46,20 @@ def test_ctrl_c_ends_a_script_that_waits_for_code(script: Run, local: LocalSandb
     assert "KeyboardInterrupt" in press_ctrl_c(process)
 
 
+@pytest.mark.full
+def test_ctrl_c_ends_an_async_script_that_waits_for_code_and_tools(script: Run) -> None:
+    process = script(f"""
+        from rlm_batch import LocalSandbox
+        async def main():
+            tools = {{"ready": ready, "plain": plain, "asynchronous": asynchronous}}
+            async with LocalSandbox().interpreter(timeout=None, tools=tools) as interpreter:
+                await asyncio.gather(*map(interpreter.execute, ({DAEMONS!r}, "plain()", "asynchronous()")))
+        asyncio.run(main())
+        """)
+    assert [read_line(process) for _ in range(3)] == ["ready"] * 3
+    assert "KeyboardInterrupt" in press_ctrl_c(process)
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -81,6 +95,21 @@ def test_ctrl_c_ends_a_script_whose_code_waits_for_a_tool(script: Run, kind: str
     assert "KeyboardInterrupt" in press_ctrl_c(process)
 
 
+@pytest.mark.full
+def test_a_script_ends_while_tools_of_ended_executions_run(script: Run) -> None:
+    process = script("""
+        from rlm_batch import ExecutionTimeout
+        for tool in (plain, asynchronous):
+            with LocalInterpreter(timeout=5, tools={"tool": tool}) as interpreter:
+                try:
+                    interpreter.execute("tool()")
+                except ExecutionTimeout:
+                    ready()
+        """)
+    output, errors = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, output, errors) == (0, "ready\n" * 4, "")
+
+
 def test_a_script_that_catches_ctrl_c_or_an_alarm_keeps_its_state(script: Run) -> None:
     process = script("""
         import signal
@@ -105,6 +134,57 @@ def test_a_script_that_catches_ctrl_c_or_an_alarm_keeps_its_state(script: Run) -
     assert read_line(process) == "1"
     _, errors = process.communicate(timeout=PATIENCE)
     assert (process.returncode, errors) == (0, "")
+
+
+def test_ctrl_c_while_a_tools_thread_starts_keeps_the_state(script: Run) -> None:
+    process = script("""
+        import signal, threading
+        start = threading.Thread.start
+        def start_and_interrupt(thread):
+            start(thread)
+            os.kill(os.getpid(), signal.SIGINT)
+        with LocalInterpreter(timeout=None, tools={"ready": ready}) as interpreter:
+            interpreter.execute("kept = 1; import time")
+            threading.Thread.start = start_and_interrupt
+            try:
+                interpreter.execute("ready(); time.sleep(1000)")
+            except KeyboardInterrupt:
+                threading.Thread.start = start
+                print(interpreter.execute("SUBMIT(kept=kept)").kept, flush=True)
+        """)
+    output, errors = process.communicate(timeout=PATIENCE)
+    assert (output.split()[-1:], errors) == (["1"], "")
+
+
+def test_ctrl_c_during_an_upload_keeps_the_state_or_raises_a_clear_error(script: Run) -> None:
+    process = script("""
+        import signal
+        from contextlib import suppress
+        from rlm_batch import OutcomeUnknown, SandboxLost
+        signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
+        with LocalInterpreter(isolation="none", timeout=None) as interpreter:
+            interpreter.execute("kept = 1")
+            def tell(number, parent="self"):
+                for task in os.listdir(f"/proc/{parent}/task"):
+                    for pid in open(f"/proc/{parent}/task/{task}/children").read().split():
+                        with suppress(OSError):  # it ended meanwhile
+                            os.kill(int(pid), number)
+                            tell(number, pid)
+            tell(signal.SIGSTOP)  # what fits in the pipe goes there, and the rest waits
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.5)
+                interpreter.execute("SUBMIT()", {"text": "x" * 20_000_000})
+            except KeyboardInterrupt:
+                pass
+            finally:
+                tell(signal.SIGCONT)
+            try:
+                print(interpreter.execute("SUBMIT(kept=kept)", timeout=60).kept, flush=True)
+            except (SandboxLost, OutcomeUnknown):
+                print(1, flush=True)
+        """)
+    output, errors = process.communicate(timeout=PATIENCE)
+    assert (output, errors) == ("1\n", "")
 
 
 def test_ctrl_c_during_the_start_waits_until_the_sandbox_is_deleted(script: Run, tmp_path: Path) -> None:

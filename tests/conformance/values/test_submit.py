@@ -157,6 +157,22 @@ async def test_submit_in_a_loop_that_catches_all_errors_ends_the_execution(inter
     assert [result.x for result in results] == [1, 2, 2]
 
 
+async def test_only_the_first_submitting_thread_counts(interpreter: Interpreter) -> None:
+    code = """
+        import threading
+        gate = threading.Barrier(8)
+        def run(i):
+            gate.wait()
+            SUBMIT(i=i, square=i * i)
+        threads = [threading.Thread(target=run, args=(i,)) for i in range(8)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        """
+    for _ in range(5):
+        result = await interpreter.execute(dedent(code))
+        assert result.square == result.i**2
+
+
 async def test_open_files_are_flushed_when_the_execution_ends(interpreter: Interpreter) -> None:
     await interpreter.execute("file = open('left.txt', 'w'); file.write('all of it'); SUBMIT()")
     assert (await interpreter.execute("SUBMIT(text=open('left.txt').read())")).text == "all of it"

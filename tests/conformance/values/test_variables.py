@@ -53,6 +53,26 @@ async def test_an_error_names_variables_that_code_cannot_use(interpreter: Interp
             await interpreter.execute(code)  # type: ignore[arg-type]
 
 
+async def test_deeply_nested_values_arrive_or_are_refused(interpreter: Interpreter) -> None:
+    code = """
+        depth = 0
+        while value:
+            (value,), depth = value, depth + 1
+        SUBMIT(depth=depth)
+        """
+    for depth in (100, 400, *range(800, 1000, 40), 5000):
+        value: list[Any] = []
+        for _ in range(depth):
+            value = [value]
+        try:
+            result = await interpreter.execute(dedent(code), {"value": value})
+        except ConfigurationError as error:
+            assert depth > 100, "that much nesting is usual"
+            assert "nested" in str(error)  # noqa: PT017 - either outcome is right
+        else:
+            assert result.depth == depth
+
+
 async def test_large_variables_and_large_code_arrive(interpreter: Interpreter) -> None:
     text = "0123456789abcdé\n" * (12 * 65_536)
     for context in (None, "c"):
