@@ -319,6 +319,13 @@ async def test_generators_of_numpy_and_torch_are_seeded_if_installed(provider: S
     assert results[0].outputs == results[2].outputs != results[1].outputs == results[3].outputs
 
 
+async def test_a_user_module_named_numpy_or_torch_is_not_seeded(provider: SandboxProvider) -> None:
+    names = "'numpy', 'numpy.random', 'torch'"
+    prepare = f"import sys, types\nfor name in ({names}):\n    sys.modules[name] = types.ModuleType(name)"
+    async with open_prepared(provider, prepare) as one:
+        assert (await one.execute("SUBMIT(x=1)")).x == 1
+
+
 async def test_prepared_objects_outlive_each_execution(provider: SandboxProvider) -> None:
     prepare = """
     import atexit, os, tempfile, weakref

@@ -84,6 +84,13 @@ def test_the_state_of_a_process_in_another_namespace_is_unknown() -> None:
     assert is_process_alive(identity) is None
 
 
+@pytest.mark.requires("namespaces")
+@pytest.mark.parametrize("mounts", [[("read", "/", "/")], [("read", "/", "/"), ("tmpfs", "/proc")]], ids=str)
+def test_a_process_without_a_usable_proc_has_no_identity(mounts: list[Mount]) -> None:
+    with query_identities(read_own_identity(), mounts=mounts) as (_, words):
+        assert words == ["", "None"]
+
+
 @pytest.mark.requires("root")
 def test_a_process_of_another_user_is_alive() -> None:
     own = read_own_identity()

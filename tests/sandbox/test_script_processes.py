@@ -86,6 +86,18 @@ def test_a_scripts_blocked_signals_and_umask_do_not_reach_its_sandboxes(script: 
     assert out == "1 b'1'\n", errors
 
 
+def test_a_script_without_a_usable_path_variable_leaves_no_folder(script: Run, tmp_path: Path) -> None:
+    process = script("""
+        import glob
+        os.environ.update(PATH="/nonexistent", TMPDIR=os.getcwd())
+        with LocalInterpreter(isolation="none") as interpreter:
+            interpreter.execute("open('file', 'w').write('x')")
+        print(glob.glob("rlm-batch-*"))
+        """)
+    out, errors = process.communicate(timeout=PATIENCE)
+    assert out == "[]\n", errors
+
+
 @pytest.mark.requires("isolation")
 def test_a_script_without_free_descriptors_gets_an_error_and_no_weaker_isolation(script: Run) -> None:
     process = script("""

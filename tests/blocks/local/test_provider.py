@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import stat
 import subprocess
 import sys
 import sysconfig
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pydantic import SecretStr
 
-from rlm_batch import ConfigurationError, LocalInterpreter, LocalSandbox, OutcomeUnknown, SandboxLost
+from rlm_batch import ConfigurationError, LocalInterpreter, LocalSandbox, OutcomeUnknown, SandboxLost, VolumeError
 from rlm_batch.blocks.local import creation, deletion, isolation_level
 from rlm_batch.blocks.local import isolation as levels
 from rlm_batch.blocks.local.isolation_level import resolve_level
@@ -230,11 +231,36 @@ async def test_the_next_reap_deletes_a_folder_that_took_too_long(
     assert not (Path(tempfile.gettempdir()) / sandbox).exists()
 
 
+async def test_deleting_a_missing_sandbox_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    (folder / "of-another").mkdir(mode=0o755)
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    await LocalSandbox().delete_sandbox("rlm-batch-000000000000")
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o1777
+    assert [path.name for path in folder.iterdir()] == ["of-another"]
+
+
 async def test_only_ids_of_local_sandboxes_are_deleted() -> None:
     assert not await LocalSandbox().delete_sandbox("rlm-batch-000000000000")
     for name in ("", "x", "../rlm-batch-x", "rlm-batch-/../x", "/tmp/rlm-batch-x", "rlm-batch-x/../.."):
         with pytest.raises(ConfigurationError, match="is not a local sandbox"):
             await LocalSandbox().delete_sandbox(name)
+
+
+async def test_a_folder_with_a_damaged_record_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    records = ("", "{", "[]", "5", "null", '{"pid": 1}', '{"labels": 5}', "\xff")
+    for number, text in enumerate(records):
+        folder = tmp_path / f"rlm-batch-{number:012}"
+        folder.mkdir()
+        (folder / "sandbox.json").write_bytes(text.encode("latin-1"))
+    (tmp_path / "rlm-batch-file").write_text("no folder")
+    (tmp_path / "rlm-batch-empty").mkdir()
+    assert [info for info in await LocalSandbox().list_sandboxes() if type(info.labels) is dict] == []
+    await LocalSandbox().delete_sandbox("rlm-batch-000000000000")
+    assert not (tmp_path / "rlm-batch-000000000000").exists()
 
 
 @pytest.mark.requires("root")  # only root can create files of another user
@@ -317,6 +343,15 @@ def test_a_folder_is_deleted_whatever_code_did_to_it(own_box: Boxes) -> None:
         assert not folder.exists()
     finally:
         subprocess.run(["rm", "-rf", str(folder)], check=False)  # too deep for pytest's own clean-up
+
+
+@pytest.mark.requires("bubblewrap")
+@pytest.mark.parametrize("path", ["closed/file", "closed/folder/file"])
+def test_a_file_that_the_code_could_not_reach_is_not_uploaded(path: str) -> None:
+    with LocalInterpreter(isolation="bubblewrap") as interpreter:
+        interpreter.execute("import os\nos.mkdir('closed')\nos.chmod('closed', 0)")
+        with pytest.raises(VolumeError, match="could not be written: Permission denied"):
+            interpreter.upload(path, "data")
 
 
 def test_deleting_a_folder_leaves_the_targets_of_its_links(own_box: Boxes, open_folder: Path) -> None:

@@ -256,6 +256,21 @@ def test_floods_after_an_executions_end_delay_no_sibling(own_box: Boxes, marked:
 
 
 @pytest.mark.each_once
+def test_large_encoded_or_binary_output_harms_no_execution(own_box: Boxes) -> None:
+    box = own_box()
+    sibling = box.send(wait_for_file() + "SUBMIT(works=True)")
+    texts = ("'\\0' * 40_000", "chr(0x1F600) * 500_000", "'\\\"' * 200_000")
+    rubbish = ("os.urandom(300_000)", "b'\\xff' * 300_000", "b'\\xf0\\x9f' * 100_000")
+    outputs = [f"print({text})\nprint({text}, file=sys.stderr)" for text in texts]
+    outputs += [f"sys.stdout.buffer.write({data})\nsys.stdout.flush()" for data in rubbish]
+    for output in outputs:
+        answer = box.run(f"{output}\nSUBMIT(said=True)")
+        assert answer.get("outputs") == {"said": True}, {**answer, "stdout": "", "stderr": ""}
+    box.let_go()
+    assert box.host.wait(sibling).get("outputs") == WORKS
+
+
+@pytest.mark.each_once
 def test_a_flood_of_calls_ends_at_most_its_execution(own_box: Boxes) -> None:
     box = own_box()
     supervisor = box.outputs("SUBMIT(pid=os.getppid())")

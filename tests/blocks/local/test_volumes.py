@@ -232,6 +232,25 @@ def test_the_host_follows_no_link_opens_no_pipe_and_stays_inside_the_volume(volu
     assert sorted(path.name for path in root.iterdir()) == ["left", "secret.txt"]
 
 
+def test_the_host_puts_a_file_where_code_can_replace_it(root: Path) -> None:
+    volume = Volume("both")
+    volume.put("in/deep/data.txt", "first")
+    with LocalInterpreter(volume_name="both") as interpreter:
+        code = """
+text = load_from_volume("in/deep/data.txt")
+with open(VOLUME + "/in/deep/data.txt", "w") as file:
+    file.write("second")
+save_to_volume("in/deep/beside.txt", "third")
+SUBMIT(text)
+"""
+        assert interpreter.execute(code).output == "first"
+    assert (volume.get("in/deep/data.txt"), volume.get("in/deep/beside.txt")) == (b"second", b"third")
+    volume.put("in/deep/data.txt", b"\x00fourth")
+    assert volume.get("in/deep/data.txt") == b"\x00fourth"
+    volume.delete("in")
+    assert volume.ls() == []
+
+
 def test_a_missing_volume_is_a_one_sentence_error(root: Path) -> None:
     with pytest.raises(VolumeError, match="no volume 'nosuch'"):
         Volume("nosuch").get("x")

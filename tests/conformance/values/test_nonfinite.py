@@ -55,6 +55,12 @@ async def test_only_a_float_field_may_be_nonfinite(interpreter: Interpreter) -> 
         await interpreter.execute(code, output_fields=[{"name": "x", "type": "int"}])
 
 
+@pytest.mark.full
+async def test_names_of_nonfinite_numbers_count_towards_the_size_limit(interpreter: Interpreter) -> None:
+    with pytest.raises(SubmitError, match="save_to_volume"):
+        await interpreter.execute("SUBMIT(x=[float('nan')] * 60_000)")
+
+
 async def test_a_ledger_stores_null_and_the_nonfinite_number_beside_it(interpreter: Interpreter) -> None:
     wrappers: tuple[Callable[[Any], Any], ...] = (
         lambda value: value, lambda value: [value], lambda value: {"a/b~c": [1, value]}

@@ -229,6 +229,13 @@ async def test_a_check_judges_each_chunk_without_the_volume_and_not_the_reductio
     assert report.reduction.outputs == {"passed": 1}
 
 
+async def test_large_fields_and_output_reach_the_check():
+    code = "print('x' * 500_000)\nSUBMIT(text='y' * 900_000)"
+    (result,) = await batch([code], check="SUBMIT(text=len(submitted['text']), printed=len(stdout))")
+    assert result.text == 900_000
+    assert result.printed > 100_000
+
+
 async def test_collected_files_stay_and_the_check_gets_them(tmp_path):
     code = "open('a.txt', 'w').write('a')\nopen('b.txt', 'w').write('b')"
     check = "import os\nSUBMIT(names=os.listdir(folder))"

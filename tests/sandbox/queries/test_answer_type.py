@@ -99,6 +99,22 @@ def test_a_number_keeps_the_digits_that_were_submitted(kind: Any, text: Any, val
 
 
 @pytest.mark.parametrize(
+    ("kind", "submitted", "value"),
+    [
+        (Visit, {"day": "2026-01-02", "hours": 3}, Visit(date(2026, 1, 2), 3.0)),
+        (tuple[int, str], [1, "a"], (1, "a")),
+        (set[int], [1, 1], {1}),
+    ],
+)
+def test_a_value_goes_through_json_and_back(kind: Any, submitted: Any, value: Any) -> None:
+    answer_type = AnswerType.read(kind)
+    assert answer_type.validate(submitted) == value
+    sent = answer_type.to_jsonable(value)
+    assert AnswerType.read(answer_type.schema).validate(sent) is not None
+    assert answer_type.validate(sent) == value
+
+
+@pytest.mark.parametrize(
     ("source", "message"),
     [
         ("__import__('os').abort()", "a str and not a type"),

@@ -15,6 +15,7 @@ from rlm_batch.blocks.local.launch import zygote
 from rlm_batch.sandbox.driver_bundle import ZYGOTE_MODULES, build_driver_code
 
 from ....conftest import find_zygotes
+from ....infra.waiting import wait_until_async
 from .conftest import find_ahead, wait_until_gone
 
 if TYPE_CHECKING:
@@ -65,6 +66,19 @@ SUBMIT(names=names, state=[
 MODULES = 5  # the index of the modules in the state above
 
 
+# A zygote that cannot fork a first child ahead.
+WITHOUT_CHILD = """
+namespace = {"__name__": "driver"}
+exec("driver", namespace)
+main = namespace["main"]
+
+def fail(*_, **__):
+    raise OSError(11, "Resource temporarily unavailable")
+
+main.__globals__["ChildAhead"] = fail
+"""
+
+
 # A zygote whose first spare process cannot isolate itself.
 FAILING_AHEAD = """
 import os
@@ -110,6 +124,17 @@ async def test_a_failed_spare_process_does_not_fail_the_next_sandbox(
             assert (await interpreter.execute("SUBMIT(1)")).output == 1
         await asyncio.wait([at_rest], timeout=0.1)
     await at_rest
+
+
+async def test_a_sandbox_starts_without_a_spare_first_child(
+    local: LocalSandbox, zygotes: Zygotes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change_zygote(monkeypatch, WITHOUT_CHILD)
+    count = 3 if local.isolation == "bubblewrap" else 2
+    for number in range(3):
+        async with local.interpreter() as interpreter:
+            assert (await interpreter.execute(f"SUBMIT({number})")).output == number
+        await wait_until_async(lambda: len(find_zygotes(os.getpid())) == count, "a process ahead, without a child")
 
 
 async def test_a_sandbox_whose_first_child_has_ended_runs_code(local: LocalSandbox, zygotes: Zygotes) -> None:
