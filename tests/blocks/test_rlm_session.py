@@ -175,6 +175,16 @@ async def test_the_history_survives_the_end_of_the_process(chat: ChatServer) -> 
         assert (await session.ask("?")).value == [3, "kept"]
 
 
+async def test_a_summary_that_was_cut_replaces_no_messages(chat: ChatServer) -> None:
+    summary = Reply("Half a", finish_reason="length")
+    chat.script = take(format_turn("print('word ' * 900)"), summary, format_turn("SUBMIT(1)"))
+    async with open_rlm(NAME, "local:none", compact_tokens=1000) as session:
+        answer = await session.ask("which?")
+    assert (answer.value, answer.queries.calls) == (1, 3)
+    assert "summary" not in answer.trajectory[1]
+    assert "word word" in chat.requests[-1].text
+
+
 async def test_an_answer_of_another_type_costs_a_turn_and_the_model_learns_why(chat: ChatServer) -> None:
     chat.script = take(format_turn("x = 1\nSUBMIT('many')"), format_turn("SUBMIT([x])"))
     async with open_rlm(NAME, "local:none", output_type=list[int], max_errors=2) as session:

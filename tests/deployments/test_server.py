@@ -219,6 +219,17 @@ def test_a_server_with_a_password_works_for_clients_that_send_it(
         assert "of the tests" not in Path(f"/proc/{running.process.pid}/cmdline").read_text()
 
 
+def test_no_other_user_can_take_the_port_while_the_server_starts(tmp_path: Path) -> None:
+    starting = ServerProcess.start(tmp_path)
+    try:
+        with socket.socket() as stranger:
+            stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with pytest.raises(OSError, match="in use"):
+                stranger.bind(("127.0.0.1", urlsplit(starting.url).port))
+    finally:
+        starting.stop()
+
+
 @pytest.mark.full
 def test_the_server_ends_when_its_parent_is_killed(no_process_left: None, tmp_path: Path) -> None:
     program = (

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 
+import httpx
 import pytest
 
 from ..infra.machine import list_descendants
@@ -154,3 +155,37 @@ def test_simultaneous_first_runs_survive_a_killed_database_creation(tmp_path: Pa
     for other in others:
         output, errors = other.communicate(timeout=600)
         assert output.strip() == "1", errors
+
+
+# A program that prints the server's address during an execution, and the result after it reads a line.
+PROGRAM = """
+import asyncio, sys
+from rlm_batch import batch
+
+async def wait_for_line():
+    from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL
+    print(PREFECT_API_URL.value(), PREFECT_API_AUTH_STRING.value(), flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+
+print(asyncio.run(batch(["wait_for_line(); SUBMIT(seen=True)"], tools={"wait_for_line": wait_for_line}))[0].seen)
+"""
+
+
+def test_the_embedded_server_needs_a_password_and_refuses_web_pages(home: Path, tmp_path: Path) -> None:
+    """`tests/deployments/test_server.py` tests pages in detail, on the server of `rlm-batch up`."""
+    environment = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
+    command, settings = [sys.executable, "-c", PROGRAM], environment | {"PREFECT_HOME": str(home)}
+    with subprocess.Popen(command, env=settings, cwd=tmp_path, stdin=-1, stdout=-1, text=True) as program:
+        try:
+            assert program.stdout is not None
+            address, auth = program.stdout.readline().split()
+            name, password = auth.split(":")
+            assert httpx.get(f"{address}/admin/version", timeout=90).status_code == 401
+            with httpx.Client(base_url=address, auth=(name, password), timeout=90) as client:
+                foreign = {"Origin": "http://evil.example"}
+                assert client.post("/flows/", json={"name": "x"}, headers=foreign).status_code == 403
+                assert client.get("/admin/version", headers={"Host": "evil.example"}).status_code == 400
+                assert [flow["name"] for flow in client.post("/flows/filter", json={}).json()] == ["rlm-batch"]
+            assert program.communicate("go\n", timeout=90)[0].strip() == "True"
+        finally:
+            program.kill()

@@ -220,3 +220,16 @@ async def test_a_lane_with_work_keeps_waiting_when_others_are_dismissed():
             await staying
             await second.release()
     assert await ProcessLimits({}).count_slots_in_use("stays") == 0
+
+
+async def test_cancelling_a_waiting_lane_takes_no_permit():
+    admission = Admission()
+    permits = await acquire_initial_permits(admission)
+    admission.record_refusal(permits.pop(), 3600.0, "too many")
+    waiting = [asyncio.create_task(admission.acquire()) for _ in range(20)]
+    await asyncio.sleep(0)
+    for task in waiting:
+        task.cancel()
+    async with asyncio.timeout(60):
+        await asyncio.wait(waiting)
+    assert admission.permit_count == INITIAL_PERMITS - 1

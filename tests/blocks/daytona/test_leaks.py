@@ -226,6 +226,20 @@ async def test_every_page_of_own_sandboxes_is_listed_and_deleting_twice_succeeds
 # -- sandboxes in use
 
 
+@pytest.mark.full
+async def test_without_a_lifetime_setting_the_host_stops_keeping_expired_sandboxes_awake(
+    standin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel, "KEEP_AWAKE_SECONDS", 0.1)
+    await DaytonaSandbox().check()  # The first client of a process takes seconds.
+    standin.set(unknown_fields=["ttlMinutes"])
+    interpreter = DaytonaSandbox(lifetime=8).interpreter()
+    await interpreter.start()
+    standin.set(minute=1.0)  # The sandbox stops after 5 s without a call.
+    await wait_until_empty(standin)
+    await interpreter.shutdown()
+
+
 async def test_losing_a_sandbox_while_code_runs_raises_outcome_unknown() -> None:
     provider = DaytonaSandbox()
     is_running = asyncio.Event()

@@ -360,3 +360,13 @@ def test_the_cache_tells_options_apart(chat, tmp_path: Path):
         for _ in range(2):
             opened.execute("llm_query('a'), llm_query('a', temperature=1), llm_query('a', system='s')")
     assert chat.stats.requests == 3
+
+
+async def test_only_options_that_are_used_change_the_fingerprint(chat):
+    plain = (await open_model_access(model(chat, temperature=0))).fingerprint()
+    assert plain == model(chat, temperature=0).fingerprint() == {"model": NAME, "api_base": chat.url, "temperature": 0}
+    more = (
+        await open_model_access(model(chat, sub_options={"top_p": 0.5}), models={"x": "openai/gpt-5"})
+    ).fingerprint()
+    assert more["sub_options"] == {"top_p": 0.5}
+    assert more["models"] == {"x": {"model": "openai/gpt-5"}}

@@ -338,3 +338,18 @@ async def test_a_random_search_draws_the_same_points_with_shards(shared, tmp_pat
     assert [trial.meta.variables for trial in sharded.trials] == [trial.meta.variables for trial in alone.trials]
     assert sharded.best.loss == alone.best.loss
     assert len(str(sharded).splitlines()) == 7
+
+
+@pytest.mark.full
+async def test_a_check_judges_the_chunks_of_shards_and_not_the_reduction(shared):
+    check = "SUBMIT(total=submitted['total'] if chunk_id == '0' else 0)"
+    report = await chunks(
+        "SUBMIT(total=sum(data))", data=[1, 2, 3, 4], chunk_size=2, check=check, shards=2, results_path=str(shared),
+        reduce="SUBMIT(total=sum(fields['total'] for fields in results.values()))",
+    )  # fmt: skip
+    assert [report[i].outputs for i in "01"] == [{"total": 3}, {"total": 0}]
+    judged = report["1"].meta.judged
+    assert judged is not None
+    assert judged["outputs"] == {"total": 7}
+    assert report.reduction is not None
+    assert report.reduction.outputs == {"total": 3}

@@ -265,6 +265,18 @@ def test_the_index_finds_only_successes_of_all_runs_below_its_root(tmp_path):
     assert index.find_result("later") is None
 
 
+def test_the_index_drops_a_deleted_ledger(tmp_path):
+    ledger = Ledger(tmp_path / "run")
+    ledger.create()
+    ledger.write_outcome("a", success(1))
+    ledger.close()
+    index = ResultIndex(tmp_path)
+    index.refresh()
+    for part in (tmp_path / "run").glob("part-*"):
+        part.unlink()
+    assert index.find_result("a") is None
+
+
 def test_a_second_writer_sees_the_first_until_it_dies(ledger, tmp_path):
     program = (
         "import sys, time\nfrom rlm_batch.tasks.ledger.ledger import Ledger\nledger = Ledger(sys.argv[1])\n"
@@ -390,6 +402,14 @@ def test_answers_in_a_bucket_are_found_by_the_same_and_later_runs(s3: Any, tmp_p
 
 
 MIB = 1024 * 1024
+
+
+def test_an_answer_of_a_newer_version_is_refused(tmp_path: Path):
+    open_answers(tmp_path / "one", tmp_path).add_answer("a", "model", "yes")
+    (part,) = (tmp_path / "one").glob("answers-*.jsonl")
+    part.write_bytes(part.read_bytes().replace(b'"version":1', b'"version":2'))
+    with pytest.raises(ConfigurationError, match=f"^{part} was written by a newer version .*: upgrade rlm-batch"):
+        open_answers(tmp_path / "one", tmp_path / "elsewhere")
 
 
 @pytest.mark.anyio
