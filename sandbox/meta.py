@@ -47,7 +47,7 @@ class Meta:
         exited: True if the code called `sys.exit` with the status of success before `SUBMIT`.
         seconds: Run time of the code by the sandbox's monotonic clock.
         cpu_seconds: CPU seconds of the code's process and of the processes that it waited for, as the kernel counts
-            them. None if the sandbox's kernel does not say.
+            them; in a context the code could falsify them. None if the sandbox's kernel does not say.
         peak_mib: Most memory (MiB, resident) of one of these processes. It includes what the process inherited from
             `prepare`, and for the steps of a sequence earlier steps. None if the kernel does not say.
         attempt: Number of the attempt, from 1.

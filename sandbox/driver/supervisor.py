@@ -481,7 +481,7 @@ class Supervisor:
                 execution.status, execution.outcome = str(status), body
                 microseconds, peak_kib = header.get("cpu_microseconds"), header.get("peak_kib")
                 # The kernel counts for a process that ends. The process of a context goes on, so it counts for itself.
-                if process.context is not None and type(microseconds) is int and type(peak_kib) is int:
+                if process.context is not None and _is_count(microseconds) and _is_count(peak_kib):
                     execution.usage = process.subtract_cpu(microseconds), peak_kib
             if self._fork_server is not None and process is self._fork_server.process:
                 self._end_preparation(self._fork_server, execution)
@@ -596,3 +596,8 @@ class Supervisor:
         sending.start_clock()
         self._add_child(process)
         self._watch_output(process)
+
+
+def _is_count(value: Any) -> bool:
+    """Return whether a value from the code's process is a 63-bit number; longer ones could not be sent on."""
+    return type(value) is int and 0 <= value < 1 << 63

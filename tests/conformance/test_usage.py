@@ -1,5 +1,7 @@
 """CPU seconds and peak memory of executions, as the kernel counts them."""
 
+from textwrap import dedent
+
 import pytest
 
 from rlm_batch import ExecutionTimeout
@@ -47,3 +49,18 @@ async def test_a_step_has_its_own_cpu_time(interpreter: Interpreter) -> None:
     second = await interpreter.execute("SUBMIT(y=1)", context="c")
     assert read_usage(first.meta)[0] >= 0.25
     assert read_usage(second.meta)[0] < 0.25
+
+
+async def test_forged_usage_of_a_context_ends_no_sandbox(interpreter: Interpreter) -> None:
+    forge = """
+        import sys
+        frame = sys._getframe()
+        while "self" not in frame.f_locals or not hasattr(frame.f_locals["self"], "_channel"):
+            frame = frame.f_back
+        channel = frame.f_locals["self"]._channel
+        end = {"op": "end", "token": channel.token, "status": "finished"}
+        channel.send({**end, "cpu_microseconds": forged, "peak_kib": -forged}, b"null")
+        """
+    for forged in (-5, 1 << 62, -(10**4299), 10**4300 - 1):
+        await interpreter.execute(dedent(forge), {"forged": forged}, context="c")
+    assert (await interpreter.execute("SUBMIT(y=1)")).y == 1
