@@ -334,6 +334,7 @@ class Interpreter:
             self._wake_all()
         except asyncio.CancelledError:
             if pending.collected is not None:
+                pending.collected.end()  # on the event loop, which also calls `take`
                 await run_shielded(asyncio.to_thread(pending.collected.finish))
             if not protocol.closed_reason and not pending.is_over:
                 with contextlib.suppress(SandboxLost):

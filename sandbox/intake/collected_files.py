@@ -80,8 +80,9 @@ class CollectedFiles:
         if self.has_ended:
             return
         if self._thread is None:
-            self._thread = threading.Thread(target=self._write_bodies, name="rlm-batch-files", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._write_bodies, name="rlm-batch-files", daemon=True)
+            thread.start()
+            self._thread = thread  # `finish` joins only a thread that has started
         self._bodies.put(body if len(body) <= MAX_BODY_BYTES else b"a piece that is larger than ours")
 
     def end(self, problem: str = "") -> None:

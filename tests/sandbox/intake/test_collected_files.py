@@ -4,6 +4,7 @@ import base64
 import json
 import os
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -79,3 +80,17 @@ def test_the_collection_follows_no_link_and_keeps_its_size_limit(
         send(collected, name, b"")
     collected.finish()
     assert (len(collected.paths), collected.problems) == (1, [FOREIGN])
+
+
+def test_an_interrupt_while_the_writer_starts_ends_the_collection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(thread: Thread) -> None:
+        raise KeyboardInterrupt
+
+    collected = CollectedFiles(PATTERNS, tmp_path)
+    monkeypatch.setattr(Thread, "start", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        send(collected, "a.png")
+    collected.finish()
+    assert (collected.paths, collected.problems) == ([], [])
