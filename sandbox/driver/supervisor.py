@@ -36,7 +36,7 @@ from .volume_commits import VolumeCommits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, TypeGuard
 
 MAX_OUTCOME_BYTES = MAX_SUBMIT_BYTES + 256 * 1024  # bytes: a traceback, or the fields and their framing
 MAX_REPLIES_BYTES = 64 * 1024 * 1024  # bytes of unread replies; a child with more is killed
@@ -598,6 +598,6 @@ class Supervisor:
         self._watch_output(process)
 
 
-def _is_count(value: Any) -> bool:
+def _is_count(value: Any) -> TypeGuard[int]:
     """Return whether a value from the code's process is a 63-bit number; longer ones could not be sent on."""
     return type(value) is int and 0 <= value < 1 << 63
