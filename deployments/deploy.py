@@ -147,6 +147,11 @@ async def deploy_own(flow: Any, entry: dict[str, Any], work_pool: str | None) ->
             entry["concurrency_limit"] = FOUR_AT_ONCE
     async with _open_client() as client:
         existing = await _read_deployment(client, f"{flow.name}/{entry['name']}")
+        if existing and work_pool:
+            try:
+                await client.read_work_pool(work_pool)  # Prefect moves to a missing pool with an internal error.
+            except ObjectNotFound:
+                raise ConfigurationError(f"Work pool {work_pool!r} not found.") from None
         work_pool = work_pool or (existing and existing.work_pool_name) or WORK_POOL
         await _apply(flow, entry, work_pool)
         return work_pool

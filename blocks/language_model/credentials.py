@@ -98,19 +98,24 @@ def _find_credentials(name: str, value: Any) -> Iterator[str]:
         for item in value:  # type: ignore[reportUnknownVariableType]
             yield from _find_credentials(name, item)
     elif isinstance(value, str):
-        password = _read_password(value)
-        yield from (password, unquote(password))
-        if _is_credential_name(name):
+        yield from _find_in_address(value)
+        is_path = value.startswith("/") and os.path.exists(value)  # The path of a file with a key is no credential.
+        if _is_credential_name(name) and not is_path:
             yield value
             yield value.strip().partition(" ")[2].strip()  # without a header's scheme, such as Bearer
 
 
-def _read_password(text: str) -> str:
-    """Return the password in a URL, or ""."""
+def _find_in_address(text: str) -> Iterator[str]:
+    """Yield the password in a URL, and the parts of its query whose names mark credentials."""
     try:
-        return urlsplit(text).password or "" if "://" in text else ""
+        address = urlsplit(text if "://" in text else "")
+        yield from (address.password or "", unquote(address.password or ""))
     except ValueError:
-        return ""
+        return
+    for part in address.query.split("&"):
+        name, _, value = part.partition("=")
+        if _is_credential_name(name):
+            yield value
 
 
 def _list_forms(credentials: Iterable[str]) -> list[str]:

@@ -21,6 +21,7 @@ from importlib.metadata import version
 from pathlib import Path
 from secrets import token_urlsafe
 
+import httpx
 import prefect
 from prefect.settings import PREFECT_HOME, get_current_settings
 
@@ -34,6 +35,7 @@ MODE_VARIABLE = "RLM_BATCH_SERVER"
 IDLE_VARIABLE = "RLM_BATCH_SERVER_IDLE"
 MODES = ("shared", "embedded")
 IDLE_SECONDS = 900.0  # seconds
+ANSWER_SECONDS = 60.0  # seconds; on a machine with many more processes than processors, a server took six
 STATE_SECONDS = 20.0  # seconds in which a server that answers has written its state file
 
 
@@ -67,6 +69,17 @@ class SharedServer:
     def poll(self) -> str | None:
         """Return None while the server's process runs, as `Popen.poll` does. Only its parent could get a status."""
         return None if is_process_alive(self.process) else "ended"
+
+    def check_answer(self) -> None:
+        """Raise ConfigurationError if the server is silent, because a run would wait for ever."""
+        try:
+            httpx.get(f"{self.url}/health", timeout=ANSWER_SECONDS, verify=False, trust_env=False)
+        except httpx.TimeoutException:
+            raise ConfigurationError(
+                f"the shared Prefect server (process {self.pid}) does not answer: end it with rlm-batch server stop"
+            ) from None
+        except httpx.HTTPError:
+            pass  # The server ends, which the run finds out at once.
 
     def is_used(self) -> bool:
         """Return whether another process uses the server. Call this only without a lock."""
@@ -129,7 +142,7 @@ def find_shared_server() -> SharedServer | None:
     The server stays in use until `close` is called on it, or this process ends.
 
     Raises:
-        ConfigurationError: The directory of its state file is not private.
+        ConfigurationError: The directory of its state file is not private, or the server does not answer.
     """
     path = _get_path()
     if (used := _used.get(path)) is not None:
@@ -140,6 +153,7 @@ def find_shared_server() -> SharedServer | None:
     if server is None:
         return None
     if try_lock(server.lock, is_shared=True) and server.poll() is None:
+        server.check_answer()
         return _used.setdefault(path, server)
     server.close()  # The server ends.
     return None

@@ -114,6 +114,9 @@ def test_a_deployment_has_its_code_and_schedule_and_can_be_updated(
     assert command(*SWEEP, *name)[0] == 0
     assert read("rlm-sweep/nightly-lr").schedules == []
 
+    status, _, err = command(*SWEEP, "--name", "nightly-lr", "--work-pool", "nosuch")
+    assert (status, err) == (2, "rlm-batch: Work pool 'nosuch' not found.\n")
+
 
 @pytest.mark.full
 def test_every_flow_can_be_deployed_with_its_code(command: Callable[..., Answer], delete: list[str]) -> None:

@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -84,6 +85,14 @@ def test_a_server_that_ends_is_not_used(state: Path) -> None:
         assert find_shared_server() is None
     write(state, process=read_own_identity() + "1")
     assert find_shared_server() is None
+
+
+def test_a_silent_server_is_a_one_sentence_error(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared, "ANSWER_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        write(state, url=f"http://127.0.0.1:{silent.getsockname()[1]}/api")
+        with pytest.raises(ConfigurationError, match=f"process {os.getpid()}.* does not answer.*server stop"):
+            find_shared_server()
 
 
 def test_a_directory_that_others_can_use_is_refused(state: Path) -> None:

@@ -143,20 +143,32 @@ CREDENTIALS = {
     "NEXUS_CREDS": "nexus-83bc",
     "AZURE_STORAGE_CONNECTION_STRING": "AccountName=team;AccountKey=YWNjb3VudC1rZXktODNiYw==",
     "DATABASE_URL": "postgres://user:p%40ss83bc@127.0.0.1/db",
+    "GATEWAY_URL": "https://127.0.0.1/v1?api-key=gateway-83bc&team=a",
     "SOME_PASSWORD": 'with "quotes" & spaces',
 }
-OTHERS = {"AUTH_TOKEN": "true", "API_KEY": "1", "SECRET": "enabled", "SOME_KEY": "abc", "TEAM": "team-of-83bc"}
-PARTS = ["p%40ss83bc", "p@ss83bc"]
+OTHERS = {
+    "AUTH_TOKEN": "true",
+    "API_KEY": "1",
+    "SECRET": "enabled",
+    "SOME_KEY": "abc",
+    "TEAM": "team-of-83bc",
+    "KEY_FILE": "/etc/passwd",
+}
+PARTS = ["p%40ss83bc", "p@ss83bc", "gateway-83bc"]
 
 
 async def test_an_error_shows_no_credential_of_the_environment(chat, monkeypatch):
     for name, value in {**CREDENTIALS, **OTHERS}.items():
         monkeypatch.setenv(name, value)
-    values = [value for name, value in CREDENTIALS.items() if name != "DATABASE_URL"] + PARTS
+    values = [value for name, value in CREDENTIALS.items() if not name.endswith("_URL")] + PARTS
     forms = {form for value in values for form in (value, quote(value, safe=""), json.dumps(value)[1:-1])}
-    chat.rule("all", Reply("refused " + " | ".join(forms) + " of team-of-83bc: true abc 1 enabled", status=401))
+    chat.rule(
+        "all", Reply("refused " + " | ".join(forms) + " of team-of-83bc: true abc 1 enabled /etc/passwd", status=401)
+    )
     monkeypatch.setattr(litellm_client, "MAX_MESSAGE_LENGTH", 5000)
-    with pytest.raises(QueryError, match=r"refused \[\.\.\.\] .* of team-of-83bc: true abc 1 enabled") as raised:
+    with pytest.raises(
+        QueryError, match=r"refused \[\.\.\.\] .* of team-of-83bc: true abc 1 enabled /etc/passwd"
+    ) as raised:
         await ask(model(chat, retries=0), "all")
     assert [form for form in forms if form in str(raised.value)] == []
     assert "83bc" not in str(raised.value).replace("team-of-83bc", "")
