@@ -326,16 +326,21 @@ def test_the_installer_gets_only_the_environment_variables_that_it_needs(
     assert "/packages/half-" in (tmp_path / "folder").read_text()
 
 
+@pytest.mark.parametrize("place", ["environment", "file"])
 def test_settings_of_pip_do_not_decide_where_or_whether_it_installs(
-    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: str, index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put_wheel(index, "outer", "inner")
     put_wheel(index, "inner")
     settings = dict.fromkeys(("dry-run", "no-deps", "user", "require-virtualenv"), "1")
     settings |= {name: str(tmp_path / "elsewhere") for name in ("root", "prefix", "target")}
-    lines = ["[install]", *(f"{name} = {value}" for name, value in settings.items())]
-    (tmp_path / "pip.conf").write_text("\n".join(lines))
-    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+    if place == "environment":
+        for name, value in settings.items():
+            monkeypatch.setenv(f"PIP_{name.upper().replace('-', '_')}", value)
+    else:
+        lines = ["[install]", *(f"{name} = {value}" for name, value in settings.items())]
+        (tmp_path / "pip.conf").write_text("\n".join(lines))
+        monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
     folder = asyncio.run(install_packages(["outer"]))
     assert {"outer.py", "inner.py"} <= {path.name for path in folder.iterdir()}
     assert not (tmp_path / "elsewhere").exists()

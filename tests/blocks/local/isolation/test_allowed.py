@@ -73,6 +73,20 @@ with open("open", "w") as file:
     os.utime(file.fileno())
     os.chmod(file.fileno(), 0o600)
 """,
+    "archives": """
+import tarfile, zipfile
+with open("packed", "w") as file:
+    file.write("text")
+with tarfile.open("a.tar.gz", "w:gz") as archive:
+    archive.add("packed")
+with tarfile.open("a.tar.gz") as archive:
+    archive.extractall("unpacked")
+with zipfile.ZipFile("a.zip", "w") as archive:
+    archive.write("packed")
+with zipfile.ZipFile("a.zip") as archive:
+    archive.extractall("unzipped")
+assert open("unpacked/packed").read() == open("unzipped/packed").read() == "text"
+""",
     "time zones": """
 import datetime, zoneinfo
 assert zoneinfo.available_timezones() or not os.path.isdir("/usr/share/zoneinfo")
@@ -102,6 +116,11 @@ signal.signal(signal.SIGALRM, lambda *_: heard.append(1))
 signal.setitimer(signal.ITIMER_REAL, 0.01)
 signal.pause()
 assert len(heard) == 4
+""",
+    "locks on files": """
+with open("locked", "w") as file:
+    fcntl.flock(file, fcntl.LOCK_EX)
+    fcntl.lockf(file, fcntl.LOCK_UN)
 """,
     "maps of memory": """
 import mmap

@@ -145,6 +145,19 @@ async def test_a_sandbox_whose_first_child_has_ended_runs_code(local: LocalSandb
     await wait_until_gone([child])
     async with local.interpreter() as interpreter:
         assert (await interpreter.execute("SUBMIT(1)")).output == 1
+    # The child ends while the request is on its way, so the supervisor sees the end and the request at once.
+    supervisor, child = await find_ahead(local)
+    known = find_zygotes(os.getpid())
+    async with local.interpreter() as interpreter:
+        os.kill(supervisor, signal.SIGSTOP)
+        try:
+            os.kill(child, signal.SIGKILL)
+            await wait_until_gone([child])
+            execution = asyncio.create_task(interpreter.execute("SUBMIT(2)"))
+            await wait_until_async(lambda: find_zygotes(os.getpid()) - known, "a successor: the request was taken")
+        finally:
+            os.kill(supervisor, signal.SIGCONT)
+        assert (await execution).output == 2
 
 
 async def test_a_killed_spare_process_is_replaced_without_inheriting_the_zygotes_descriptors(

@@ -164,7 +164,14 @@ async def test_killing_a_zygote_ends_its_sandboxes_and_a_new_zygote_starts(
     await wait_until_gone(marked)
 
 
-async def test_a_sandbox_starts_although_its_zygote_is_killed(local: LocalSandbox, zygotes: Zygotes) -> None:
+@pytest.mark.parametrize("is_sync", [False, True])
+async def test_a_sandbox_starts_although_its_zygote_is_killed(
+    local: LocalSandbox, zygotes: Zygotes, is_sync: bool
+) -> None:
+    def run_in_script() -> int:
+        with LocalInterpreter(isolation=local.isolation) as interpreter:
+            return interpreter.execute("SUBMIT(2)").output
+
     async def run() -> int:
         async with local.interpreter() as interpreter:
             return (await interpreter.execute("SUBMIT(2)")).output
@@ -177,7 +184,7 @@ async def test_a_sandbox_starts_although_its_zygote_is_killed(local: LocalSandbo
             os.kill(pid, signal.SIGSTOP)
         (zygote,) = zygotes._zygotes.values()
         count = len(zygote.processes)
-        asked = asyncio.create_task(run())
+        asked = asyncio.create_task(asyncio.to_thread(run_in_script) if is_sync else run())
         await wait_until_async(lambda: len(zygote.processes) > count, "a request to the zygote")
         for pid in reversed(stopped):
             os.kill(pid, signal.SIGKILL)
