@@ -124,9 +124,9 @@ def _run_command(arguments: list[str] | None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except (RlmBatchError, OSError) as error:
-        from .option_names import name_options
+        from .option_names import describe_error
 
-        _print_error(name_options(str(error)))
+        _print_error(describe_error(error))
         return 2
     return status if isinstance(status, int) else 0
 

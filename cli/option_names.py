@@ -6,6 +6,7 @@ from functools import cache
 from ..blocks.registry import PROVIDERS
 from ..flows.parameters import build_signature, find_form
 from ..flows.registry import FLOWS, load_model
+from ..sandbox import errors
 
 OPTIONS_BY_PARAMETER = {
     "cache_results": "resume",
@@ -16,6 +17,20 @@ OPTIONS_BY_PARAMETER = {
 # Parameters without an option. The command prints failures and shows them in its exit status. Each setting of a
 # provider has a separate option.
 LEFT_OUT = ("on_failure", "provider_options")
+# The start of the message of an exception that code raised.
+RAISED = re.compile(r"(?:\w+: )?(?:the code|prepare) raised (\w+)")
+
+
+def is_foreign(message: str) -> bool:
+    """Return whether the message is of an exception that code raised and rlm-batch did not define."""
+    match = RAISED.match(message)
+    return match is not None and not hasattr(errors, match[1])
+
+
+def describe_error(error: Exception) -> str:
+    """Return an error's text for the terminal. Texts of the code and its exceptions stay as they are."""
+    text, advice = str(error).rstrip(), getattr(error, "advice", "")
+    return text.removesuffix(advice) + name_options(advice) if is_foreign(text) else name_options(text)
 
 
 def name_options(text: str) -> str:
@@ -35,4 +50,5 @@ def _list_options() -> dict[str, str]:
             form = find_form(parameter.annotation)
             if name not in LEFT_OUT and form.form != "hidden" and not form.is_argument:
                 names.add(name)
-    return {name: f"--{OPTIONS_BY_PARAMETER.get(name, name).replace('_', '-')}" for name in names}
+    options = {name: f"--{OPTIONS_BY_PARAMETER.get(name, name).replace('_', '-')}" for name in names}
+    return {**options, "query": "QUERY"}  # an argument

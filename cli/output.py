@@ -13,7 +13,7 @@ from ..flows.reporting.table import MAX_SHOWN_ROWS
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.outcomes.text_escape import LINE_CHARACTERS, escape_json, escape_text
 from ..sandbox.result import Outcome
-from .option_names import name_options
+from .option_names import is_foreign, name_options
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -71,7 +71,8 @@ def print_table(rows: list[list[str]], total: int, mark: str = "") -> None:
     for number, row in enumerate(rows[1:]):
         is_marked = bool(mark) and row[-1] == mark
         if is_marked or number < MAX_SHOWN_ROWS:
-            cells = [*row[:-1], name_options(row[-1])]  # The last cell may be an error's message.
+            message = row[-1] if is_foreign(row[-1]) else name_options(row[-1])  # or another last cell
+            cells = [*row[:-1], message]
             table.add_row(*map(escape_text, cells), style="bold green" if is_marked else None)
     print_whole_lines(table)
     if total > MAX_SHOWN_ROWS:

@@ -26,7 +26,7 @@ from ..sandbox.outcomes.outcome_json import get_status
 from ..sandbox.outcomes.text_escape import escape_json, escape_text
 from ..sandbox.queries.budget import Usage
 from ..sandbox.result import Failure, Outcome, Result
-from .option_names import name_options
+from .option_names import describe_error
 from .output import OutputFormat, print_json, print_outputs, print_table
 
 INDENT = "  "  # indents a query below the query that asked it
@@ -141,7 +141,7 @@ def show_execution(run: str, number: int, output: OutputFormat) -> int:
     for name, value in values.items():
         print(f"{escape_text(name)} = {escape_json(json.dumps(value, ensure_ascii=False))}")
     if isinstance(outcome, Failure):
-        print(f"\n{type(outcome.error).__name__}: {name_options(str(outcome.error).rstrip())}")
+        print(f"\n{type(outcome.error).__name__}: {describe_error(outcome.error)}")
     for text in meta.earlier_errors:
         print(f"earlier attempt: {escape_text(text)}")
     if meta.judged is not None:

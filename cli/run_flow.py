@@ -24,7 +24,7 @@ from ..sandbox.outcomes.server_message import describe_server_error
 from ..sandbox.outcomes.text_escape import escape_text
 from ..tasks.host_tools import load_tools
 from ..tasks.redrawn_lines import redraw_lines
-from .option_names import name_options
+from .option_names import is_foreign, name_options
 from .output import OutputFormat, count, print_json, print_outputs, print_table
 from .progress import ProgressDisplay, print_reading
 
@@ -119,18 +119,20 @@ def _print_failures(failed: ExecutionsFailed, files: list[str]) -> None:
     reasons = grouped.sort()
     lines = [f"{len(failures):,} of {len(failed.results):,} failed:"]
     for reason in reasons[:MAX_REASONS]:
-        lines += ["", reason.describe(files), *reason.list_frames()]
+        text = reason.describe(files)
+        lines += ["", text if is_foreign(reason.first.error.summary) else name_options(text), *reason.list_frames()]
         meta, advice = reason.first.meta, getattr(reason.first.error, "advice", "")
         printed = meta.stderr.rstrip() or meta.stdout.rstrip()
         lines += [f"  | {escape_text(line, keep=chr(9))}" for line in redraw_lines(printed)[-5:]]
-        lines += [escape_text(advice)] if advice else []
+        lines += [escape_text(name_options(advice))] if advice else []
     if len(reasons) > MAX_REASONS:
         lines += ["", f"... and {len(reasons) - MAX_REASONS:,} more reasons"]
     if idle:
-        lines += ["", f"{len(idle):,} did not run, the first is number {idle[0].meta.index}: {idle[0].error.summary}"]
+        summary = name_options(idle[0].error.summary)
+        lines += ["", f"{len(idle):,} did not run, the first is number {idle[0].meta.index}: {summary}"]
     path, number = shlex.quote(failed.results_path), failed.failures[0].meta.index
     lines += ["", f"All of one execution: rlm-batch report {path} --execution {number}"]
-    print(name_options("\n".join(lines)), file=sys.stderr)
+    print("\n".join(lines), file=sys.stderr)
 
 
 def run_with_display(flow: Coroutine[Any, Any, T], display: ProgressDisplay, values: dict[str, Any]) -> T:

@@ -228,7 +228,8 @@ def _describe_failure(
     if results is None:
         return f"{text}. Run it again"
     return (
-        f"{text}; the results so far are in {results}: run again with --results-path or --resume to run only the rest"
+        f"{text}; the results so far are in {results}: run again with this `results_path`, or with "
+        "`cache_results`, to run only the rest"
     )
 
 

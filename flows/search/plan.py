@@ -89,7 +89,7 @@ def plan_search(
             "a search needs an objective, unless its sampler is random: name the submitted field with `objective`"
         )
     if len(plan.objectives) > 1 and (plan.may_stop_early or plan.pruner is not None):
-        raise ConfigurationError("stop_at, stop_after and pruner need one objective, and there are several")
+        raise ConfigurationError("`stop_at`, `stop_after` and `pruner` need one objective, and there are several")
     if shards is not None and plan.is_adaptive:
         raise ConfigurationError(
             "`shards` share no results of trials: use the sampler random without a pruner and without a stop"

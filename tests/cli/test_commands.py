@@ -136,6 +136,16 @@ def test_json_output_is_one_line_of_whole_values_per_execution(run, tmp_path):
     assert done.stderr.splitlines()[-1].startswith("Results of ")
 
 
+def test_names_in_the_codes_own_texts_stay(run, tmp_path):
+    (tmp_path / "own.py").write_text("print('`timeout` ends')\nraise ValueError('`timeout` is short')")
+    done = run("batch", "own.py", "--results-path", "own")
+    shown = run("report", "own", "--execution", "0")
+    assert "ValueError (line 2): `timeout` is short" in done.stdout
+    assert done.stderr.count("`timeout`") == 4, done.stderr  # twice the output, the error, and the line of the code
+    assert "`timeout` is short" in shown.stdout
+    assert "--timeout" not in done.stdout + done.stderr + shown.stdout
+
+
 def test_failures_show_the_codes_output_escaped_for_the_terminal(run, tmp_path):
     (tmp_path / "in.jsonl").write_text('{"x": "\\u001b]0;title\\u0007"}\n{"x": "\\ud800"}\n{"x": ""}\n{"x": "4"}\n')
     (tmp_path / "say.py").write_text(

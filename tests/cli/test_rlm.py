@@ -97,4 +97,4 @@ def test_questions_from_a_file_print_a_table_of_answers(
     done = run("rlm", "--inputs", "rows.csv", "--json", *MODEL)
     assert [json.loads(line)["outputs"] for line in done.stdout.splitlines()] == [{"answer": "3"}, {"answer": "4"}]
     done = run("rlm", "--queries", "questions.txt", "q", *MODEL)
-    assert "pass one of `query`, --queries or --inputs" in done.stderr
+    assert "pass one of QUERY, --queries or --inputs" in done.stderr

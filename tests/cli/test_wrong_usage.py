@@ -36,6 +36,7 @@ CASES = [
     ("sweep slow.py --points nosuch.csv", "No such file"),
     ("sweep slow.py --space x=a..1 --trials 3", "a..1 is unclear: give bounds as LOW..HIGH"),
     ("sweep slow.py --space slow.py --trials 3 --minimize y", "slow.py is not JSON"),
+    ("sweep slow.py --space x=1..2 --trials 3 --minimize y --maximize z --stop-at 1", "--stop-at, --stop-after and"),
     ("sweep slow.py --grid x=1 --provider nosuch", "unknown provider 'nosuch'"),
     ("sweep slow.py --grid x=1 --isolation half", "--isolation"),
     ("sweep slow.py --grid x=1 --isolation none --provider local:none", "--isolation needs the provider local"),
