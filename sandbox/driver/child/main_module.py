@@ -26,6 +26,10 @@ def _load(data, namespace):
     import ast, marshal, traceback
     path, sources, variables, functions = marshal.loads(data)
     kept = ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign
+    def keeps(statement):
+        parts = [getattr(statement, name, []) for name in ("body", "orelse", "finalbody", "handlers")]
+        nested = isinstance(statement, (ast.If, ast.Try, ast.ExceptHandler)) and all(map(keeps, sum(parts, [])))
+        return nested or isinstance(statement, (*kept, ast.Pass))
     class Submitted(SystemExit):
         pass
     def make(name):
@@ -42,7 +46,7 @@ def _load(data, namespace):
     namespace.update(variables)
     for name, source in sources[:-1]:
         for statement in ast.parse(source).body:
-            if isinstance(statement, kept):
+            if keeps(statement):
                 try:
                     run(ast.Module([statement], []), name)
                 except Exception:
