@@ -290,7 +290,7 @@ def local(request: pytest.FixtureRequest) -> "LocalSandbox":
 
 
 @pytest.fixture(scope="session")
-def running_daytona() -> Iterator[DaytonaStandin]:
+def running_daytona() -> Iterator[StandinProcess]:
     """Yield a Daytona stand-in for the whole run.
 
     It starts before any test that checks for processes left behind.
