@@ -81,6 +81,10 @@ def plan_search(
     parsed = parse_space(space)
     points = tuple(_find_start_point(parsed, number, point) for number, point in enumerate(start, 1))
     plan = SearchPlan(parsed, trials, start=points, **settings)
+    if len(points) > trials:
+        raise ConfigurationError(f"`start` has {len(points)} points and `trials` is {trials}: raise `trials`")
+    if plan.pruner is not None and "report" in parsed.names:
+        raise ConfigurationError("the variable 'report' would hide the function of that name: rename it")
     import_optuna()
     if plan.sampler not in SAMPLERS:
         find_sampler_class(plan.sampler)

@@ -212,6 +212,8 @@ async def test_a_second_run_on_the_ledger_of_a_search_is_refused(tmp_path: Path)
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
+        ({"space": ONE, "trials": 1, "start": [{"x": 0.1}, {"x": 0.2}]}, "`start` has 2 points and `trials` is 1"),
+        ({"space": {"report": [1]}, "trials": 1, "pruner": "asha"}, "'report' would hide the function"),
         ({"grid": {"x": [1]}, "trials": 3}, "`trials` needs `space`"),
         ({"grid": {"x": [1]}, "space": ONE}, "pass one of `grid`, `points` or `space`, and only one"),
         ({"space": {"x": {"low": 2, "high": 1}}, "trials": 3}, "the space of 'x': .*low <= high"),
