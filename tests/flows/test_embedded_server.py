@@ -94,7 +94,7 @@ def test_killing_the_server_ends_the_flow_with_a_sentence_and_keeps_results(
     sentence = read_sentence(program)
     assert "Prefect's embedded server has ended by itself, with signal SIGKILL, while the flow ran" in sentence
     assert f"its log is {home}/embedded-server.log" in sentence
-    assert f"the results so far are in {tmp_path}/results: run again with --results-path" in sentence
+    assert f"the results so far are in {tmp_path}/results: run again with this --results-path" in sentence
     assert read_results(tmp_path) == 2
     (tmp_path / "go").touch()
     again = start(home)

@@ -258,7 +258,7 @@ def test_killing_the_server_ends_the_run_with_a_sentence_and_the_next_run_starts
     assert program.returncode == 2
     (sentence,) = [line for line in errors.splitlines() if line.startswith("rlm-batch: ")]
     assert "Prefect's shared server has ended by itself while the flow ran" in sentence
-    assert f"the results so far are in {terminal.here}/results: run again with --results-path" in sentence
+    assert f"the results so far are in {terminal.here}/results: run again with this --results-path" in sentence
     assert "Traceback" not in errors
     assert terminal.run("batch", "one.py").returncode == 0
     assert terminal.get_pid() != pid
