@@ -27,7 +27,7 @@ from ..plan import CodeForEach, Outcomes, Plan, count_executions, label_executio
 from ..reporting.best_trials import read_scores
 from ..reporting.groups import STATISTICS
 from ..reports import TrialsReport
-from ..search.plan import parse_objectives, plan_search
+from ..search.plan import continue_search, parse_objectives, plan_search
 from ..search.search import DrawnPoints, execute_search
 from ..search.study import check_search
 
@@ -181,9 +181,14 @@ class SweepParameters(Options, FlowParameters[TrialsReport]):
                 column_types=get_column_types(points),
             )
         settings: dict[str, Any] = {
-            "sampler": self.sampler or "tpe", "seed": self.seed or 0, "pruner": self.pruner, "stop_at": self.stop_at,
-            "stop_after": self.stop_after, "constraints": spec.constraints,
+            "sampler": self.sampler, "seed": self.seed, "pruner": self.pruner, "stop_at": self.stop_at,
+            "stop_after": self.stop_after,
         }  # fmt: skip
+        added = continue_search(settings, options.locate_ledger(run_ledger), self.space, spec.objectives)
+        if report is not None and added:
+            words = ", ".join(f"{name} {value}" for name, value in added.items())
+            report(f"the search continues with {words}: pass other values to change that")
+        settings |= {"sampler": self.sampler or "tpe", "seed": self.seed or 0, "constraints": spec.constraints, **added}
         start = () if self.start is None else tuple(read_inputs(self.start))
         trials = self.trials or 0
         search = plan_search(self.space, trials, start, options.shards, objectives=spec.objectives, **settings)

@@ -6,13 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...blocks.storage.location import PathOrLocation
 from ...blocks.worker_consent import is_deployment_run
 from ...sandbox.errors import ConfigurationError
-from ...tasks.ledger.run_record import Direction, Objective
+from ...tasks.ledger.run_record import Direction, Objective, list_run_records
 from .space import SearchSpace, parse_space
 
 SAMPLERS = ("random", "tpe")
 OWN_SAMPLERS = "optuna.samplers:"  # runs of deployments may import only these
+STOPS = ("stop_at", "stop_after")
+CONTINUED = {"sampler": str, "seed": int, "pruner": str, "stop_at": float, "stop_after": int}  # settings, their types
 DEFAULT_PATIENCE = 10  # reports without improvement
 
 
@@ -99,6 +102,38 @@ def plan_search(
             "`shards` share no results of trials: use the sampler random without a pruner and without a stop"
         )
     return plan
+
+
+def continue_search(
+    settings: Mapping[str, Any], ledger: PathOrLocation | None, space: Any, objectives: tuple[Objective, ...]
+) -> dict[str, Any]:
+    """Return the settings that a call leaves out and that the ledger's last search of this space has.
+
+    Args:
+        settings: The call's settings; None is one that it leaves out. If it has a stop, no other stop is added.
+        ledger: The ledger, which may not exist.
+        space: The JSON of the space.
+        objectives: The objectives.
+
+    Raises:
+        ConfigurationError: The recorded sampler is not Optuna's. Code may be able to write to the ledger, so a module
+            is imported only if the caller names it.
+    """
+    missing = [name for name, value in settings.items() if value is None]
+    if any(settings[name] is not None for name in STOPS):
+        missing = [name for name in missing if name not in STOPS]
+    for record in reversed([] if ledger is None else list_run_records(ledger)):
+        if record.search and record.space == space and record.report_spec.objectives == objectives:
+            added: dict[str, Any] = {}
+            for name in missing:
+                value = record.search.get(name)
+                if isinstance(value, CONTINUED[name]):
+                    added[name] = value
+            sampler = added.get("sampler", "tpe")
+            if sampler not in SAMPLERS and not sampler.startswith(OWN_SAMPLERS):
+                raise ConfigurationError(f"the search in {ledger} has the sampler {sampler}: name it with `sampler`")
+            return added
+    return {}
 
 
 def _find_start_point(space: SearchSpace, number: int, variables: Mapping[str, Any]) -> Point:

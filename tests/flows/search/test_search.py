@@ -5,6 +5,7 @@ from typing import Any
 
 import optuna
 import pytest
+from optuna.samplers import RandomSampler
 
 from rlm_batch import ConfigurationError, ExecutionsFailed, Result, batch, sweep
 from rlm_batch.flows.reporting.ledger_reader import open_run_ledger
@@ -292,6 +293,32 @@ async def test_a_search_stops_at_a_target_or_without_improvement_and_resumes(
     assert all(text.endswith("set another `stop_at` or `stop_after` to continue it") for text in said)
     assert len((await run_sweep(CODE, stop_after=100, **parameters)).trials) == 6
     assert len((await run_sweep(CODE, stop_after=100, **{**parameters, "trials": 7})).trials) == 7
+
+
+async def test_a_resumed_search_has_the_settings_of_its_ledger(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"sampler": "random", "seed": 7, "stop_at": -0.5, "pruner": "patient:3"}
+    parameters: dict[str, Any] = {"space": ONE, "objective": "loss", "results_path": tmp_path / "job", **OPTIONS}
+    code = "report(x, 0)\nSUBMIT(loss=x)"
+    first = await run_sweep(code, trials=3, max_workers=1, **settings, **parameters)
+    resumed = await run_sweep(code, trials=6, stop_at=-1, **parameters)
+    settings["stop_at"] = -1.0
+    whole = await run_sweep(code, trials=6, **settings, **{**parameters, "results_path": tmp_path / "whole"})
+    assert list_points(resumed) == list_points(whole)
+    assert [trial.meta.sandbox_id for trial in resumed.trials[:3]] == [trial.meta.sandbox_id for trial in first.trials]
+    assert list_run_records(tmp_path / "job")[-1].search == list_run_records(tmp_path / "whole")[-1].search
+
+
+class MySampler(RandomSampler):
+    """A sampler of a module of the user's."""
+
+
+async def test_a_resumed_search_imports_no_module_that_only_its_ledger_names(tmp_path: Path) -> None:
+    parameters: dict[str, Any] = {"space": ONE, "objective": "loss", "results_path": tmp_path / "job", **OPTIONS}
+    await run_sweep("SUBMIT(loss=x)", trials=1, sampler=f"{__name__}:MySampler", **parameters)
+    with pytest.raises(ConfigurationError, match="MySampler: name it with `sampler`"):
+        await run_sweep("SUBMIT(loss=x)", trials=2, **parameters)
+    report = await run_sweep("SUBMIT(loss=x)", trials=2, sampler="random", **parameters)
+    assert len(report.trials) == 2
 
 
 @pytest.mark.parametrize("pruner", ["hyperband", "patient:2"])
