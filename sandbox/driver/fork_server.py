@@ -9,7 +9,7 @@ import time
 
 from .child.forking import MAX_MESSAGE_BYTES, encode_descriptors
 from .child_process import build_child, close_all, fork_runner, open_pipes
-from .processes import describe_end, has_ended, kill_session, read_end, signal
+from .processes import describe_end, has_ended, kill_session, list_children, list_descendants, read_end, signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -55,6 +55,8 @@ class ForkServer:
             theirs.close()
         self.is_ready = False
         self.loss = ""
+        self._kept: set[int] = set()  # adopted processes that `prepare` left running, and their descendants
+        self._may_have_children = True
         self._requests = ours
         self._confinement = confinement
         self._loop = loop
@@ -63,18 +65,33 @@ class ForkServer:
     def fd(self) -> int:
         return int(self._requests.fileno())
 
+    def list_kept(self) -> set[int]:
+        """Return the living processes that `prepare` left running and that the supervisor adopted during a fork.
+
+        After the prepared process has ended, the supervisor kills them. Descendants that the last scan saw stay too.
+        """
+        if self.loss or not self._kept:
+            return set()
+        living = {pid for pid in list_children() if pid in self._kept and not has_ended(pid)}
+        self._kept = {*living, *list_descendants(*living)} if living else set()
+        return living
+
     def fork(self, known: Container[int]) -> ChildProcess:
         """Fork the process; return the fork, which waits for an execution and is not in `known`. Raises OSError."""
         if self.loss or not self.is_ready:
             raise OSError(errno.ESRCH, self.loss or "prepare has not ended yet")
+        # Scan all processes only if the prepared process may have children, which is rare.
+        below = list_descendants(self.process.pid) if self._may_have_children else {}
         ends, ours = open_pipes()
         try:
             pid, status = self._request_fork(ends + self._confinement.rulesets)
+            if below:
+                self._kept.update(child for child in list_children() if child in below)
             if status < 0:
                 raise OSError(errno.ECHILD, f"its forking process {describe_end(None, -status)}")
             if status:
                 raise OSError(status, os.strerror(status))
-            if pid in known or not _is_child(pid):
+            if pid in known or pid in self._kept or not _is_child(pid):
                 raise self._give_up()
         except BaseException:
             close_all(ours)
@@ -92,14 +109,15 @@ class ForkServer:
             self._requests.sendmsg([b"%d" % len(fds)], encode_descriptors(fds))
             while time.monotonic() < until and not has_ended(self.process.pid):
                 if poll.poll(LOOK_SECONDS * 1000):
-                    word, number = self._requests.recv(MAX_MESSAGE_BYTES).split()
+                    word, number, *more = self._requests.recv(MAX_MESSAGE_BYTES).split()
                     if word == b"end":
+                        self._may_have_children = bool(int(more[0]))
                         return pid, failure or int(number)
                     if word == b"error":
                         failure = int(number)
                     else:
                         pid = int(number)
-        except (OSError, ValueError):
+        except (OSError, ValueError, IndexError):
             pass  # the process has ended, or its code wrote to the socket
         raise self._give_up()
 

@@ -517,7 +517,8 @@ class Supervisor:
 
     def _kill_orphans(self) -> None:
         """Kill the processes that ended executions left, and report the ends once all are dead or the time is up."""
-        if self._orphans.kill(self._processes, self._commits.running) or self._orphans.is_late:
+        kept = () if self._fork_server is None else self._fork_server.list_kept()
+        if self._orphans.kill(self._processes, self._commits.running, kept) or self._orphans.is_late:
             ended, self._ended, left = self._ended, [], self._orphans.describe()
             for process, execution, code, number in ended:
                 if left:

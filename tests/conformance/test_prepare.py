@@ -381,6 +381,24 @@ SHELL = """
     while not os.path.exists("beats"):
         time.sleep(0.01)
     """
+# Each parent ends once the file with its number exists, and leaves a process that appends to a file.
+PARENTS = """
+    import os, time
+    for number in range(10):
+        if os.fork() == 0:
+            if os.fork():
+                while not os.path.exists(f"go-{number}"):
+                    time.sleep(0.01)
+                os._exit(0)
+            while True:
+                with open(f"beats-{number}", "a") as file:
+                    file.write("x")
+                time.sleep(0.1)
+    def count():
+        return [os.path.getsize(f"beats-{number}") for number in range(10)]
+    while not all(os.path.exists(f"beats-{number}") for number in range(10)):
+        time.sleep(0.01)
+    """
 
 
 async def test_processes_of_prepare_survive_the_end_of_their_parents(provider: SandboxProvider) -> None:
@@ -389,6 +407,12 @@ async def test_processes_of_prepare_survive_the_end_of_their_parents(provider: S
         grow = "size = os.path.getsize('beats')\nwhile os.path.getsize('beats') == size: time.sleep(0.01)"
         for _ in range(3):
             await one.execute(grow)
+    async with open_prepared(provider, PARENTS) as one:
+        for number in range(10):  # the parents end while further executions are forked
+            await one.execute(f"open('go-{number}', 'w').close()")
+            await one.execute("pass")
+        grow = "first = count()\nwhile not all(now > then for then, now in zip(first, count())): time.sleep(0.01)"
+        await one.execute(grow)
 
 
 @pytest.mark.full

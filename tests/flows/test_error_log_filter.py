@@ -24,7 +24,7 @@ def test_a_user_error_is_a_sentence_without_a_traceback(caplog: pytest.LogCaptur
         batch.sync(["1 / 0"])
     wrong, failed = read_log(caplog)
     assert wrong.startswith(
-        "ConfigurationError: no trial submitted 'loss', they submitted x: pass objective='x'; the results are in "
+        "ConfigurationError: no trial submitted 'loss', they submitted x: name another field; the results are in "
     )
     assert failed.startswith("ExecutionsFailed: 1 of 1 executions failed")
     assert "Traceback" not in wrong + failed

@@ -140,10 +140,10 @@ def serve_forks(runner: CodeRunner, confinement: Confinement, supervisor: int) -
         except OSError as error:
             status = error.errno or 1
         confinement.adopt_orphans()  # this process adopts the processes that the code left running
-        _reap_orphans()
+        has_children = _reap_orphans()
         for fd in fds:
             os.close(fd)
-        requests.send(b"end %d" % status)
+        requests.send(b"end %d %d" % (status, has_children))
     _fork_once_more(requests)
     requests.detach()
     _become_execution(runner, confinement, supervisor, fds)
@@ -164,12 +164,14 @@ def _receive_request(requests: Any) -> tuple[int, list[int]]:
     ]
 
 
-def _reap_orphans() -> None:
+def _reap_orphans() -> bool:
+    """Reap ended children; return whether others still run."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
     except ChildProcessError:
-        pass
+        return False
+    return True
 
 
 def _fork_bare(fork: Callable[[], int]) -> int:
