@@ -1,8 +1,8 @@
 """The command `prune`: deletes old ledgers and old folders of the cache, after a question."""
 
-import re
 import sys
 import time
+from datetime import timedelta
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -14,13 +14,10 @@ from ..tasks.ledger.result_index import get_results_root
 from ..tasks.ledger.retention import KeptFolder, OldFolder, delete_folder, list_old_folders, remove_remains
 from .output import Flag, Json, confirm, count, print_json, print_table
 
-SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-AGE = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])")
-
 
 def prune(
     *,
-    older_than: Annotated[str, Parameter(metavar="AGE")],
+    older_than: Annotated[timedelta, Parameter(metavar="AGE")],
     dry_run: Flag = False,
     yes: Flag = False,
     json: Json = False,
@@ -35,12 +32,9 @@ def prune(
     Raises:
         ConfigurationError: The age is wrong, or the person at the terminal did not agree. Nothing is deleted then.
     """
-    age = AGE.fullmatch(older_than.strip().lower())
-    if age is None:
-        raise ConfigurationError(
-            f"--older-than {older_than!r} is no age: give a number with a unit, such as 30d, 12h, 45m or 90s"
-        )
-    before = time.time() - float(age[1]) * SECONDS[age[2]]
+    if older_than < timedelta(0):
+        raise ConfigurationError("--older-than is negative: give an age such as 30d, 12h, 45m or 90s")
+    before = time.time() - older_than.total_seconds()
     if json and not (yes or dry_run):
         raise ConfigurationError("--json asks no question: add --yes to delete, or --dry-run to list")
     root, cache = get_results_root(), resolve_cache_root()

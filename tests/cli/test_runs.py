@@ -249,7 +249,7 @@ def test_prune_asks_before_it_deletes(root: Path, run: Run, refused: Callable[..
     assert "nothing was deleted: --yes deletes without a question, --dry-run only lists" in done.stderr
     assert "--yes" in refused("prune", "--older-than", "4w", "--json")
     for text in ("30", "d", "-1d", "thirty days"):
-        assert "such as 30d, 12h, 45m or 90s" in refused("prune", f"--older-than={text}")
+        assert "--older-than" in refused("prune", f"--older-than={text}")
     assert (root / "old").exists()
     assert "deleted 1 run and 0 folders of the cache" in run("prune", "--older-than", "4w", "--yes").stdout
     assert not (root / "old").exists()
