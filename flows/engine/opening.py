@@ -144,7 +144,6 @@ def _make_record(run: Run) -> RunRecord:
         flow=flow_run.flow_name,
         results_path=str(run.ledger.path),
         flow_run_id=run.run_id,
-        server=run.server_id,
         name=flow_run.name,
         what=spec.noun,
         objective=spec.objective,

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import re
 import stat
 from pathlib import Path, PurePath
 
@@ -10,14 +9,7 @@ from ...blocks.storage.location import Location, PathOrLocation
 from ...blocks.storage.location_parsing import parse_location
 from ...blocks.storage.safe_paths import enter_directory_below
 from ...blocks.worker_consent import check_path, is_deployment_run, resolve_links
-from ...tasks.ledger.result_index import get_results_root
-
-SPILLED_FILE = re.compile(r"[0-9a-f]{24}\.(jsonl|txt)")  # a hash of the content
-
-
-def get_spill_directory() -> Path:
-    """Return the directory for parameters that are too long for Prefect."""
-    return get_results_root() / "inputs"
+from ...tasks.ledger.result_index import SPILLED_FILE, get_results_root, get_spill_directory
 
 
 def locate_input(text: str) -> PathOrLocation:

@@ -11,8 +11,9 @@ from ...blocks.storage.location import write_file
 from ...blocks.storage.location_parsing import parse_scheme
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.requests.code_text import declare_utf8, decode_code
+from ...tasks.ledger.result_index import get_spill_directory
 from .conversion import Content
-from .host_paths import get_spill_directory, locate_input, pin_file
+from .host_paths import locate_input, pin_file
 from .readers import normalize_chunk_ids
 
 # Contents whose lists are stored in a file.

@@ -4,6 +4,7 @@ An index is built from the ledgers and can be deleted at any time. A refresh rea
 """
 
 import os
+import re
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
@@ -23,7 +24,7 @@ create table if not exists results (
     key text primary key, path text not null, start integer not null, length integer not null);
 """
 
-
+SPILLED_FILE = re.compile(r"[0-9a-f]{24}\.(jsonl|txt)")  # a hash of the content
 ReadKeys = Callable[[Path, int], Iterator[tuple[str | None, LinePosition]]]
 
 
@@ -33,6 +34,11 @@ def get_results_root() -> Path:
     Raises ConfigurationError if the variable names a location that is not on this machine.
     """
     return resolve_data_dir("results", "RLM_BATCH_RESULTS")
+
+
+def get_spill_directory() -> Path:
+    """Return the directory for parameters that are too long for Prefect."""
+    return get_results_root() / "inputs"
 
 
 class PartIndex:

@@ -16,6 +16,7 @@ from pathlib import Path
 from ...blocks.host_files.cache import list_cached_folders
 from .collected_files import FOLDER_NAME as COLLECTED
 from .ledger import claim_idle_ledger
+from .result_index import SPILLED_FILE, get_spill_directory
 from .run_record import PATTERN, RunRecord, read_known_runs
 
 # What rlm-batch writes into a ledger's folder.
@@ -96,14 +97,19 @@ def delete_folder(folder: OldFolder) -> int | KeptFolder:
 
 
 def remove_remains(root: Path, cache: Path, before: float) -> None:
-    """Delete the rest of folders whose deletion was interrupted, and old records of ledgers elsewhere that are gone."""
+    """Delete what no run needs besides the old folders.
+
+    These are the rest of folders whose deletion was interrupted, old records of ledgers elsewhere that are gone, and
+    files of long parameters that no run has started with since `before`.
+    """
     for folder in (root / DELETED, cache / DELETED):
         if not folder.is_symlink():
             shutil.rmtree(folder, ignore_errors=True)
     existing = {record.id for record in read_known_runs(root).records}
-    for path in root.glob(PATTERN):
-        is_gone = path.stem.removeprefix("run-") not in existing
-        if is_gone and not path.is_symlink() and path.is_file() and path.lstat().st_mtime < before:
+    records = [path for path in root.glob(PATTERN) if path.stem.removeprefix("run-") not in existing]
+    parameters = [path for path in get_spill_directory().glob("*") if SPILLED_FILE.fullmatch(path.name)]
+    for path in records + parameters:
+        if not path.is_symlink() and path.is_file() and path.lstat().st_mtime < before:
             path.unlink(missing_ok=True)
 
 

@@ -88,7 +88,6 @@ class RunRecord:
     results_path: str
     flow_run_id: str = ""
     name: str = ""
-    server: str = ""  # the id of the Prefect server of the flow run
     what: str = "execution"
     objective: str | None = None
     direction: Direction = "minimize"

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from rlm_batch import CodeError, Failure, Result, SandboxLost
+from rlm_batch.flows.inputs.spilling import spill_text
 from rlm_batch.sandbox.meta import Meta
 from rlm_batch.sandbox.result import Outcome
 from rlm_batch.tasks.ledger.ledger import Ledger
@@ -239,6 +240,16 @@ def test_old_runs_are_deleted_and_others_stay(root: Path, run: Run, tmp_path: Pa
     assert f"stays: {root}/with-notes, because rlm-batch did not write 'notes.txt' in it" in recent.stderr
     assert sorted(path.name for path in root.iterdir()) == [name for name in before if name != "old"]
     assert list(outside.iterdir())
+
+
+def test_files_of_long_parameters_that_no_run_starts_with_are_deleted(root: Path, run: Run) -> None:
+    unused, used = (Path(spill_text(text)) for text in ("unused", "used"))
+    make_old(root, 35)
+    assert spill_text("used") == str(used)
+    run("prune", "--older-than", "30d", "--dry-run")
+    assert unused.exists()
+    run("prune", "--older-than", "30d", "--yes")
+    assert (unused.exists(), used.exists()) == (False, True)
 
 
 def test_prune_asks_before_it_deletes(root: Path, run: Run, refused: Callable[..., str]) -> None:
