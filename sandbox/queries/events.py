@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from .budget import Usage
 
@@ -57,43 +56,3 @@ class RlmEvent:
 
 
 OnEvent = Callable[[RlmEvent], object]
-
-
-class TurnWatch:
-    """A turn in progress: it emits the events of the turn, and notes its seconds in the trajectory.
-
-    Args:
-        query: Record of the recursive query. The turn is the last of its trajectory.
-        emit: Takes each event.
-    """
-
-    def __init__(self, query: Query, emit: OnEvent) -> None:
-        self._query, self._emit = query, emit
-        self._number = len(query.trajectory)
-        self._turn = query.trajectory[-1]
-        self._started_at = time.monotonic()
-        self._queries_before, self._usage_before = query.query_count, query.query_usage
-        emit(RlmEvent(kind="turn", query=query, turn=self._number))
-
-    def emit_code(self) -> None:
-        """Emit the event of the model's reply, whose reasoning and code the turn has."""
-        self._emit_turn("code", text=self._turn["code"])
-
-    def emit_end(self) -> None:
-        """Emit the event of the turn's end."""
-        turn, query = self._turn, self._query
-        turn["seconds"] = round(time.monotonic() - self._started_at, 3)
-        self._emit_turn(
-            "output",
-            text=turn["output"],
-            output=turn["output"],
-            failed=bool(turn.get("failed")),
-            queries=query.query_count - self._queries_before,
-            usage=Usage(**turn["usage"]) + (query.query_usage - self._usage_before),
-            seconds=turn["seconds"],
-        )
-
-    def _emit_turn(self, kind: EventKind, **fields: Any) -> None:
-        code, reasoning = self._turn["code"], self._turn["reasoning"]
-        query, number = self._query, self._number
-        self._emit(RlmEvent(kind=kind, query=query, turn=number, reasoning=reasoning, code=code, **fields))

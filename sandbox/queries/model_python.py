@@ -71,31 +71,33 @@ class ModelPython:
         Return the answer, or None if the code did not submit one of the type. Raises the errors of `run`.
         """
         self.output = ""
-        if not reply.blocks:
-            turn |= {"output": NO_CODE, "failed": True}
         for _, block in reply.blocks:
             output, result = await self.run(block)
-            self.output = "\n".join(filter(None, (self.output, output)))
-            _add_output(turn, output)
+            self._add_output(turn, output)
             if result is None:
                 turn["failed"] = True
                 break
             if result.meta.submitted:
                 return self._take_answer(result["answer"], turn, answer_type)
-        _add_output(turn, reply.reason)
+        if not reply.blocks:
+            turn["failed"] = True
+        self._add_output(turn, reply.reason if reply.blocks else NO_CODE)
         return None
 
-    @staticmethod
-    def _take_answer(value: Any, turn: dict[str, Any], answer_type: AnswerType | None) -> Submission | None:
+    def _take_answer(self, value: Any, turn: dict[str, Any], answer_type: AnswerType | None) -> Submission | None:
         try:
             if answer_type is not None:
                 value = answer_type.to_jsonable(answer_type.validate(value))
         except ValueError as error:
-            _add_output(turn, WRONG_TYPE.format(problem=error, type=answer_type.describe()))  # type: ignore[union-attr]
+            self._add_output(turn, WRONG_TYPE.format(problem=error, type=answer_type.describe()))  # type: ignore[union-attr]
             turn["failed"] = True
             return None
-        _add_output(turn, f"FINAL: {value!r}")
+        self._add_output(turn, f"FINAL: {value!r}")
         return Submission(value)
+
+    def _add_output(self, turn: dict[str, Any], text: str) -> None:
+        self.output = "\n".join(filter(None, (self.output, text)))
+        turn["output"] = shorten(self.output)
 
     async def run(self, code: str) -> tuple[str, Result | None]:
         """Run a block. Return the text that the model sees, and the result, or None if the code failed.
@@ -169,7 +171,3 @@ def shorten(text: str, limit: int = OUTPUT_CHARACTERS) -> str:
         return text
     half = limit // 2
     return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters left out ...]\n{text[-half:]}"
-
-
-def _add_output(turn: dict[str, Any], output: str) -> None:
-    turn["output"] = shorten("\n".join(filter(None, (turn["output"], output))))

@@ -10,6 +10,7 @@ import contextlib
 import inspect
 import math
 import re
+import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,8 +18,7 @@ from ..cancellation import run_shielded
 from ..errors import DepthExceeded, QueryError
 from ..model_reply import Reply, read_reply
 from .budget import Usage
-from .events import TurnWatch
-from .last_reply import read_submission
+from .events import RlmEvent
 from .model_python import LOST_NAMES, NO_CONTEXT, OUTPUT_CHARACTERS, OUTPUT_FIELDS, ModelPython, shorten
 from .session import EmptyAnswerError
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from .session import Answer, Message, Query, QuerySession
 
 PREVIEW_CHARACTERS = 500  # characters of the context that the model sees before its first turn
-SHOWN_CHARACTERS = 200  # characters of a reply in an error
 # Characters of a plain query's prompt: in all if the limit of the model is unknown, else for each token of the limit.
 # A token has about 4 characters of English text.
 PLAIN_CHARACTERS, CHARACTERS_PER_TOKEN = 400_000, 3
@@ -98,8 +97,8 @@ is done, each result that is still needed with its exact value and the name of i
 then on you see only the last question and your summary."""
 CONTINUE = "Continue from your summary. Your names still exist, and `history` has the messages that it replaces."
 LAST_CALL = (
-    "You have no turns left, and no code is run any more. Reply with SUBMIT(answer) alone. The answer, as far as you "
-    "know it, has to be a literal: a text in quotes, a number, a list or a dict."
+    "You have no turns left. Reply with one block of Python that only calls SUBMIT(answer), with the answer as far as "
+    "you know it."
 )
 
 
@@ -108,7 +107,7 @@ class RecursionSettings:
     """The settings of recursive models.
 
     Args:
-        max_turns: Maximum number of replies with code. After the last one, the model must submit a literal.
+        max_turns: Maximum number of replies with code. After the last one, the model has one more to submit its answer.
         max_errors: Number of consecutive turns without code, or with failing code, that ends the query with a
             QueryError; None for no limit.
         instructions: Text that is added to the model's instructions.
@@ -189,24 +188,30 @@ class Conversation:
         answer_type = settings.answer_type if queries.depth == 1 else None
         self._begin(queries, prompt, context)
         errors = 0
-        for number in range(1, settings.max_turns + 1):
+        for left in range(settings.max_turns, -1, -1):
             with self._record_turn(query, session) as turn:
                 await self._compact(query, session, turn)
-                reply = await self._reply(query, session, turn)
+                reply = await self._reply(query, session, turn, is_last=left == 0)
                 submission = await self._python.run_turn(reply, turn, answer_type)
                 if session.transcript is not None and len(self._python.output) > OUTPUT_CHARACTERS:
                     session.transcript.add_output(query, self._python.output)
                 if submission is not None:
                     self._outcome = turn["output"]
                     return submission.value
-            self._add("user", f"{turn['output'] or NO_OUTPUT}\n\nTurns left: {settings.max_turns - number}.")
+            self._add("user", turn["output"] or NO_OUTPUT)
+            if left:
+                self._add("user", LAST_CALL if left == 1 else f"Turns left: {left - 1}.")
             errors = errors + 1 if turn.get("failed") else 0
             if errors == settings.max_errors:
                 raise QueryError(
                     f"the recursive model failed in {errors} turns in a row (max_errors): {turn['output']}",
                     is_failure_of_code=True,
                 )
-        return await self._ask_for_answer(query, session, answer_type)
+        raise QueryError(
+            f"the recursive model submitted no answer in {settings.max_turns} turns (`max_turns`): "
+            f"{query.trajectory[-1]['output']}",
+            is_failure_of_code=True,
+        )
 
     async def close(self) -> None:
         """End the model's Python."""
@@ -241,7 +246,9 @@ class Conversation:
         """Add a turn to the trajectory, and emit its events. Drop the turn if the model was not asked."""
         turn: dict[str, Any] = {"reasoning": "", "code": "", "output": ""}
         query.trajectory.append(turn)
-        self._watch = TurnWatch(query, session.emit)
+        number, started_at = len(query.trajectory), time.monotonic()
+        count_before, usage_before = query.query_count, query.query_usage
+        session.emit(RlmEvent(kind="turn", query=query, turn=number))
         try:
             yield turn
         except EmptyAnswerError as error:
@@ -254,50 +261,54 @@ class Conversation:
             raise
         finally:
             if "usage" in turn:
-                self._watch.emit_end()
+                turn["seconds"] = round(time.monotonic() - started_at, 3)
+                session.emit(
+                    RlmEvent(
+                        kind="output",
+                        query=query,
+                        turn=number,
+                        text=turn["output"],
+                        reasoning=turn["reasoning"],
+                        code=turn["code"],
+                        output=turn["output"],
+                        failed=bool(turn.get("failed")),
+                        queries=query.query_count - count_before,
+                        usage=Usage(**turn["usage"]) + (query.query_usage - usage_before),
+                        seconds=turn["seconds"],
+                    )
+                )
 
-    async def _reply(self, query: Query, session: QuerySession, turn: dict[str, Any]) -> Reply:
-        """Ask the model for its next turn, and return its reply."""
+    async def _reply(self, query: Query, session: QuerySession, turn: dict[str, Any], *, is_last: bool) -> Reply:
+        """Return the model's next reply. The last reply may be a call of SUBMIT without a fence."""
         answer = await self._ask(query, session, turn, self._messages)
         if answer.usage.prompt_tokens:
             self._counted = len(self._messages), answer.usage.prompt_tokens
         self._add("assistant", answer.text)
         reply = read_reply(answer.text)
-        turn |= {"reasoning": reply.text, "code": "\n\n".join(code.strip("\n") for _, code in reply.blocks)}
-        self._watch.emit_code()
+        if is_last and not reply.blocks and "SUBMIT(" in reply.text:
+            begin, end = reply.text.index("SUBMIT("), reply.text.rfind(")") + 1
+            reply = reply._replace(blocks=[(begin, reply.text[begin:end])])
+        code = "\n\n".join(code.strip("\n") for _, code in reply.blocks)
+        turn |= {"reasoning": reply.text, "code": code}
+        number = len(query.trajectory)
+        session.emit(RlmEvent(kind="code", query=query, turn=number, text=code, reasoning=reply.text, code=code))
         return reply
 
     async def _ask(self, query: Query, session: QuerySession, turn: dict[str, Any], messages: list[Message]) -> Answer:
-        """Ask the model, and add what it used to the turn."""
+        """Ask the model, and add the usage and the answer's thoughts to the turn."""
         before = Usage(**turn.get("usage", {}))
+        answer = None
         try:
-            reply = await session.ask(session.root_model, messages, query)
+            answer = await session.ask(session.root_model, messages, query)
         except EmptyAnswerError as error:
-            _note_answer(turn, before, error.answer)
+            answer = error.answer
             raise
-        _note_answer(turn, before, reply)
-        return reply
-
-    async def _ask_for_answer(self, query: Query, session: QuerySession, answer_type: AnswerType | None) -> Any:
-        """Ask for the answer as a literal, after the last turn."""
-        self._add("user", LAST_CALL if answer_type is None else f"{LAST_CALL} It has to be {answer_type.describe()}.")
-        with self._record_turn(query, session) as turn:
-            reply = await self._ask(query, session, turn, self._messages)
-            self._add("assistant", reply.text)
-            turn["reasoning"] = reply.text
-            self._watch.emit_code()
-            try:
-                value = _read_last_reply(reply.text, answer_type)
-            except ValueError as error:
-                turn |= {"output": f"the last reply {error}", "failed": True}
-            else:
-                turn["output"] = self._outcome = shorten(f"FINAL: {value!r}")
-                return value
-        raise QueryError(
-            f"the recursive model submitted no answer in {self._settings.max_turns} turns "
-            f"(`max_turns`): {turn['output']}",
-            is_failure_of_code=True,
-        )
+        finally:
+            if answer is not None:
+                turn["usage"] = asdict(before + answer.usage)
+                if answer.thoughts:
+                    turn["thoughts"] = shorten(answer.thoughts)
+        return answer
 
     async def _compact(self, query: Query, session: QuerySession, turn: dict[str, Any]) -> None:
         """Replace the messages before the next turn by a summary, if the prompt has become too long."""
@@ -322,32 +333,6 @@ class Conversation:
         """Return the tokens of the next prompt: as counted for the last one, and estimated for later messages."""
         count, tokens = self._counted
         return tokens + sum(len(message["content"].encode()) // 4 for message in self._messages[count:])
-
-
-def _note_answer(turn: dict[str, Any], before: Usage, answer: Answer) -> None:
-    """Add to a turn what it used with an answer, and the answer's thoughts."""
-    turn["usage"] = asdict(before + answer.usage)
-    if answer.thoughts:
-        turn["thoughts"] = shorten(answer.thoughts)
-
-
-def _read_last_reply(text: str, answer_type: AnswerType | None) -> Any:
-    """Return the answer in a reply whose code is not run: a literal in SUBMIT, or a value of a type other than text.
-
-    Raises ValueError if there is none.
-    """
-    reply = read_reply(text)
-    blocks = [code for _, code in reply.blocks]
-    submission = read_submission(blocks if reply.made_up else (*blocks, reply.text))
-    value = text.strip() if submission is None else submission.value
-    if answer_type is not None:
-        try:
-            value = answer_type.to_jsonable(answer_type.validate(value))
-        except ValueError as error:
-            raise ValueError(f"does not have the type of the answer: {error}") from None
-    if submission is None and isinstance(value, str):  # Any text would do, such as a refusal.
-        raise ValueError(f"has no SUBMIT(...) with a literal: {shorten(value, SHOWN_CHARACTERS)!r}")
-    return value
 
 
 async def _answer_plainly(

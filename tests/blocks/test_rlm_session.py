@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -203,12 +204,12 @@ async def test_an_answer_of_another_type_costs_a_turn_and_the_model_learns_why(c
     [
         ("SUBMIT('seven')", "seven"),
         ("The answer isn't long: `SUBMIT(answer=\"it's (7\")`. That is all.", "it's (7"),
-        ("```python\n# SUBMIT(6)\nx = 8\nSUBMIT({1: (7, None, -1.5)})\n```", {"1": [7, None, -1.5]}),
-        ('I think:\nSUBMIT(\n    [\'a\',\n  """b\nSUBMIT(1)"""]\n)\nDone.', ["a", "b\nSUBMIT(1)"]),
+        (format_turn("# SUBMIT(6)\nSUBMIT({1: (found, None, -1.5)})"), {"1": [7, None, -1.5]}),
+        ("I think:\nSUBMIT(\n    ['a',\n  found]\n)\nDone.", ["a", 7]),
     ],
 )
-async def test_a_literal_submission_after_the_last_turn_is_the_answer(chat: ChatServer, reply: str, value: Any) -> None:
-    chat.script = take(format_turn("print(1)"), reply, format_turn("SUBMIT(5)"))
+async def test_a_submission_after_the_last_turn_is_the_answer(chat: ChatServer, reply: str, value: Any) -> None:
+    chat.script = take(format_turn("found = 7\nprint(1)"), reply, format_turn("SUBMIT(5)"))
     async with open_rlm(NAME, "local:none", max_turns=1) as session:
         answer = await session.ask("which?")
         assert (answer.value, answer.answered) == (value, True)
@@ -222,11 +223,8 @@ async def test_a_literal_submission_after_the_last_turn_is_the_answer(chat: Chat
     "reply",
     [
         "seven",
-        Reply(""),
         Reply(no_text=True, refusal="I will not."),
         Reply("SUBMIT('sev')", finish_reason="length"),
-        Reply("SUBMIT('seven')", finish_reason="content_filter"),
-        format_turn("SUBMIT(open('x', 'w'))"),
         format_turn("# SUBMIT('seven')\nprint(x)"),
         "SUBMIT(" * 100_000,
         "SUBMIT({1, 2})",
@@ -239,8 +237,7 @@ async def test_without_a_submission_there_is_no_answer(chat: ChatServer, reply: 
         with pytest.raises(QueryError, match=r"submitted no answer in 1 turns \(`max_turns`\): "):
             await session.ask("which?")
         (answer,) = session.answers
-    assert (answer.answered, answer.value, answer.text, answer.queries.calls) == (False, None, "on", 2)
-    assert answer.trajectory[-1]["failed"]
+    assert (answer.answered, answer.value, answer.queries.calls) == (False, None, 2)
 
 
 @pytest.mark.parametrize(
@@ -264,20 +261,10 @@ async def test_a_reply_that_is_not_whole_is_not_run_and_the_model_learns_why(
     assert told.index(problem) < told.index("Turns left: 19.") < told.index("without a text") < told.index("left: 18.")
 
 
-@pytest.mark.parametrize("reply", ["[1, 2]", "```json\n[1, 2]\n```", "['1', 2]", "SUBMIT(['1', 2])"])
-async def test_the_reply_after_the_last_turn_is_read_as_the_type(chat: ChatServer, reply: str) -> None:
-    chat.script = take(format_turn("print(1)"), reply)
-    async with open_rlm(NAME, "local:none", output_type=list[int], max_turns=1) as session:
-        assert (await session.ask("which?")).value == [1, 2]
-    assert get_question(chat)[-1].endswith('{"items": {"type": "integer"}, "type": "array"}.')
-
-
 async def test_a_last_reply_of_another_type_is_an_error_with_its_turns(chat: ChatServer) -> None:
-    chat.script = take(format_turn("print(1)"), "I think two.", format_turn("SUBMIT(5)"))
+    chat.script = take(format_turn("print(1)"), format_turn("SUBMIT('two')"), format_turn("SUBMIT(5)"))
     async with open_rlm(NAME, "local:none", output_type=int, max_turns=1) as session:
-        with pytest.raises(
-            QueryError, match="last reply does not have the type of the answer: Input should be a valid"
-        ):
+        with pytest.raises(QueryError, match="SUBMIT did not take this answer: Input should be a valid integer"):
             await session.ask("which?")
         (failed,) = session.answers
         assert (failed.answered, failed.text, len(failed.trajectory)) == (False, "1", 2)
@@ -300,13 +287,15 @@ async def test_a_lost_sandbox_is_an_error_and_the_next_question_has_a_new_one(ch
     """The model keeps its messages and its context, and learns that the names are gone."""
     chat.script = take(
         format_turn("import os\nname = 'kept'\nSUBMIT(os.getppid())"),
-        format_turn("import time\nprint('running')\ntime.sleep(1000)"),
+        format_turn("import time\nstart()\ntime.sleep(1000)"),
         format_turn("SUBMIT([context[:3], 'name' in globals()])"),
     )
-    async with open_rlm(NAME, "local:none", context="abc" * 20_000) as session:
+    started = threading.Event()
+    tools = {"start": started.set}
+    async with open_rlm(NAME, "local:none", context="abc" * 20_000, tools=tools) as session:
         driver = (await session.ask("first?")).value
         asked = asyncio.create_task(session.ask("second?"))
-        await wait_until_async(lambda: chat.stats.answered == 2)
+        await wait_until_async(started.is_set)
         os.kill(driver, signal.SIGKILL)
         with pytest.raises(SandboxLost, match=r"The names of the model's code are lost\. Ask again"):
             await asked
