@@ -20,6 +20,7 @@ from ..flows.parameters import (
     LIMITS,
     RESULTS,
     SANDBOX,
+    CommandLineForm,
     FlowParameters,
     build_signature,
     find_field,
@@ -70,6 +71,11 @@ def make_run_action(show_output: bool = False, json: bool = False, usage: bool =
     return run
 
 
+def _keep(value: Any) -> Any:
+    """Return the value unchanged."""
+    return value
+
+
 @dataclass(frozen=True, slots=True)
 class WordReader:
     """The conversion of a parameter's words on the command line to its value.
@@ -81,23 +87,27 @@ class WordReader:
     """
 
     kind: Any
-    read: Callable[[Any], Any]
-    metavar: str
+    read: Callable[[Any], Any] = _keep
+    metavar: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """An option of a flow's command.
+    """An argument or option of a flow's command.
 
     Args:
-        parameter: The option's name, type, default and help text.
+        parameter: The option's name, type, default and help text. Its kind says whether it is an argument.
         group: The option's group in the help.
         is_common: Whether the help shows the option in the first group, if there is room.
+        target: The parameter of the flow that it sets; empty for options of the command.
+        read: Converts the words of the command line to the parameter's value.
     """
 
     parameter: inspect.Parameter
     group: str
     is_common: bool = False
+    target: str = ""
+    read: Callable[[Any], Any] = _keep
 
 
 def read_code_files(files: list[str]) -> list[str] | str:
@@ -182,58 +192,40 @@ def build_flow_command(
         action_options: More options, from which `make_action` makes the action.
         make_action: Returns the command's action on the flow's parameters.
     """
-    parameters = build_signature(model).parameters
-    readers: dict[str, tuple[str, WordReader | None]] = {}  # parameters and readers by the names of options
-    file_option = ""
-    arguments: list[inspect.Parameter] = []
-    options: list[Option] = []
     own_group = model.flow_name.title()
-    for name, parameter in parameters.items():
-        form = find_form(parameter.annotation)
-        if name in LEFT_OUT or form.form == "hidden":
-            continue
-        group = GROUP_OF.get(name, own_group) if parameter.kind is KEYWORD_ONLY else own_group
-        if form.form == "objectives":
-            for word, text in OBJECTIVES.items():
-                details = Parameter(help=_write_help(text, is_list=True), negative=(), metavar="FIELD")
-                options.append(Option(_make_option(word, Objectives, details), group, form.is_common))
-            continue
-        option = _make_parameter_option(parameter)
-        if form.form.startswith("code") and form.is_argument:
-            file_option = option.name
-        readers[option.name] = name, None if form.form == "value" else READERS[form.form]
-        if form.is_argument:
-            arguments.append(option)
-        else:
-            options.append(Option(option, group, form.is_common))
+    flow_options = _make_flow_options(model, own_group)
     isolation = inspect.Parameter("isolation", KEYWORD_ONLY, default=None, annotation=Isolation)
     env = inspect.Parameter("env", KEYWORD_ONLY, default=None, annotation=Environment)
-    options += [Option(isolation, PROVIDERS["local"].name.title()), Option(env, SANDBOX), *action_options]
+    options = [*flow_options, Option(isolation, PROVIDERS["local"].name.title()), Option(env, SANDBOX), *action_options]
     settings_options = make_provider_options({option.parameter.name for option in options})
-    action_names = [option.parameter.name for option in action_options]
-    setting_names = [option.parameter.name for option in settings_options]
-    signature = [*arguments, *_arrange_options([*options, *settings_options], own_group)]
+    arguments = [option.parameter for option in flow_options if option.parameter.kind is not KEYWORD_ONLY]
+    named = [option for option in (*options, *settings_options) if option.parameter.kind is KEYWORD_ONLY]
+    signature = [*arguments, *_arrange_options(named, own_group)]
+    data_option = next((f"--{option.target}" for option in options if option.target in DATA_PARAMETERS), "")
 
     def run(*arguments: Any, **options: Any) -> int:
         bound = inspect.Signature(signature).bind_partial(*arguments, **options).arguments
+        action_names = [item.parameter.name for item in action_options]
         action = make_action(**{name: bound[name] for name in action_names if name in bound})
-        settings = {name: bound[name] for name in setting_names if bound.get(name) is not None}
-        files = bound.get(file_option, [])
+        files = bound.get("files", bound.get("file", []))
         files = [files] if isinstance(files, str) else list(files)
-        refuse_data(files, next((f"--{name}" for name in DATA_PARAMETERS if name in parameters), ""))
+        refuse_data(files, data_option)
         values: dict[str, Any] = {}
-        for option, (name, reader) in readers.items():
-            if option in bound:
-                value = bound[option]
-                values[name] = value if reader is None or value is None else reader.read(value)
-        settings = {name: None if value == "none" else value for name, value in settings.items()}
+        for option in flow_options:
+            if option.parameter.name in bound:
+                words = bound[option.parameter.name]
+                values[option.target] = None if words is None else option.read(words)
+        settings: dict[str, Any] = {}
+        for option in settings_options:
+            if (value := bound.get(option.parameter.name)) is not None:
+                settings[option.parameter.name] = None if value == "none" else value
         if bound.get("env"):
             settings["environment"] = _read_pairs("env", bound["env"])
         if settings:
             values["provider_options"] = settings
         if bound.get("isolation") is not None:
             values["provider"] = build_provider(values.get("provider", "local"), bound["isolation"])
-        values |= _read_objectives(bound.get("minimize") or [], bound.get("maximize") or [])
+        values |= _read_objectives(values.pop("minimize", None) or [], values.pop("maximize", None) or [])
         return action(model, files, values)
 
     run.__name__ = model.flow_name
@@ -250,25 +242,48 @@ def __getattr__(name: str) -> Callable[..., int]:
     return build_flow_command(load_model(name), OUTPUT_OPTIONS, make_run_action)
 
 
-def _make_parameter_option(parameter: inspect.Parameter) -> inspect.Parameter:
-    """Return the argument or the option of a parameter."""
-    form = find_form(parameter.annotation)
-    field = find_field(parameter.annotation)
-    assert field is not None
-    reader = None if form.form == "value" else READERS[form.form]
-    kind = get_args(parameter.annotation)[0] if reader is None else reader.kind
-    is_list = "list" in str(kind)
-    text = form.help or field.description or ""
-    if form.is_argument:
-        name = {"code file": "file", "code files": "files"}.get(form.form, parameter.name)
-        words: Any = list[str] if kind == list[str] else str
-        is_optional = parameter.default is None
-        annotation = Annotated[words | None if is_optional else words, Parameter(help=_write_help(text), negative=())]
-        default = None if is_optional else inspect.Parameter.empty
-        return inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY, default=default, annotation=annotation)
+def _make_flow_options(model: type[FlowParameters[Any]], own_group: str) -> list[Option]:
+    """Return the arguments and the options of a flow's parameters."""
+    options: list[Option] = []
+    for name, parameter in build_signature(model).parameters.items():
+        form = find_form(parameter.annotation)
+        if name in LEFT_OUT or form.form == "hidden":
+            continue
+        group = GROUP_OF.get(name, own_group) if parameter.kind is KEYWORD_ONLY else own_group
+        if form.form == "objectives":
+            for word, text in OBJECTIVES.items():
+                details = Parameter(help=_write_help(text, is_list=True), negative=(), metavar="FIELD")
+                options.append(Option(_make_option(word, Objectives, details), group, form.is_common, word))
+            continue
+        reader = READERS.get(form.form) or WordReader(get_args(parameter.annotation)[0])
+        make = _make_argument if form.is_argument else _make_parameter_option
+        options.append(Option(make(parameter, form, reader), group, form.is_common, name, reader.read))
+    return options
+
+
+def _make_argument(parameter: inspect.Parameter, form: CommandLineForm, reader: WordReader) -> inspect.Parameter:
+    """Return the argument of a parameter."""
+    name = {"code file": "file", "code files": "files"}.get(form.form, parameter.name)
+    words: Any = list[str] if reader.kind == list[str] else str
+    is_optional = parameter.default is None
+    details = Parameter(help=_write_help(form.help or _describe(parameter)), negative=())
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.POSITIONAL_ONLY,
+        default=None if is_optional else inspect.Parameter.empty,
+        annotation=Annotated[words | None if is_optional else words, details],
+    )
+
+
+def _make_parameter_option(
+    parameter: inspect.Parameter, form: CommandLineForm, reader: WordReader
+) -> inspect.Parameter:
+    """Return the option of a parameter."""
+    description = _describe(parameter)
+    is_list = "list" in str(reader.kind)
     details = Parameter(
-        help=_write_help(text, is_list),
-        metavar=form.metavar or (reader.metavar if reader else _name_value(parameter.name, kind, field.description)),
+        help=_write_help(form.help or description, is_list),
+        metavar=form.metavar or reader.metavar or _name_value(parameter.name, reader.kind, description),
         show_default=False if parameter.default is False or parameter.default == "" else None,
         show_choices=not form.metavar,
         # An option that is off by default needs no negative form.
@@ -276,7 +291,12 @@ def _make_parameter_option(parameter: inspect.Parameter) -> inspect.Parameter:
         converter=_read_words if is_list and form.form not in ("grid", "space") else None,
     )
     default = None if parameter.default == {} else parameter.default
-    return _make_option(OPTIONS_BY_PARAMETER.get(parameter.name, parameter.name), kind, details, default)
+    return _make_option(OPTIONS_BY_PARAMETER.get(parameter.name, parameter.name), reader.kind, details, default)
+
+
+def _describe(parameter: inspect.Parameter) -> str:
+    field = find_field(parameter.annotation)
+    return (field and field.description) or ""
 
 
 def _arrange_options(options: list[Option], own_group: str) -> list[inspect.Parameter]:
