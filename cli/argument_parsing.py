@@ -29,7 +29,7 @@ FORMS = {
 
 
 def refuse_data(files: Sequence[str], option: str) -> None:
-    """Raise ConfigurationError if the command line has a file of data in the place of code.
+    """Raise ConfigurationError if the command line names a file of data where code belongs.
 
     `option` is the command's option for files of data, or an empty text.
     """

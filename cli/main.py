@@ -49,7 +49,7 @@ def _end_process(status: int) -> None:
     # A function that was registered before the command began is called too: OpenTelemetry's exports the last spans.
     atexit._run_exitfuncs()  # type: ignore[reportPrivateUsage]
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # The reader has gone, or the stream is closed.
+        with suppress(OSError, ValueError):  # The reader closed the pipe, or the stream is closed.
             stream.flush()
     os._exit(status)
 

@@ -71,7 +71,7 @@ def print_table(rows: list[list[str]], total: int, mark: str = "") -> None:
     for number, row in enumerate(rows[1:]):
         is_marked = bool(mark) and row[-1] == mark
         if is_marked or number < MAX_SHOWN_ROWS:
-            message = row[-1] if is_foreign(row[-1]) else name_options(row[-1])  # or another last cell
+            message = row[-1] if is_foreign(row[-1]) else name_options(row[-1])
             cells = [*row[:-1], message]
             table.add_row(*map(escape_text, cells), style="bold green" if is_marked else None)
     print_whole_lines(table)

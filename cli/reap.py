@@ -23,7 +23,7 @@ def reap(
     Args:
         provider: local, container, daytona, modal, or a saved block such as daytona-sandbox/NAME
         older_than: Seconds of silence after which sandboxes of an unfinished flow run are removed, too; at least 360
-        kept: Also remove the sandboxes that --keep-failed keeps, before their hour is over
+        kept: Also remove the sandboxes that --keep-failed keeps, before their hour ends
         dry_run: Show what would be removed, and remove nothing
     """
     from ..flows.orphans import describe_removal

@@ -19,7 +19,7 @@ from .run_flow import run_flow
 def rerun(
     run: str, number: int, /, *, show_output: ShowOutput = False, usage: ShowUsage = False, json: Json = False
 ) -> int:
-    """Run one execution of a run again, in a new run of its own, and return the exit status.
+    """Run one execution of a run again, in a new run, and return the exit status.
 
     The Prefect server has the run's parameters, so it must be the server of the run.
 

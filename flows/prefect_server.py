@@ -43,7 +43,7 @@ async def provide_server(
 
     Args:
         find_results_path: Returns the path of the results so far, for the error if the server fails.
-        listener: Is told of a wait for the server.
+        listener: Gets `on_prefect_start` before a wait for the server.
 
     Yields:
         The address of the UI of the shared server, otherwise None.

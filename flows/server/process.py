@@ -59,7 +59,9 @@ CLIENT_SETTINGS = (
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
 START_TIMEOUT_SECONDS = 120.0  # seconds; Prefect's setting for embedded servers may be longer
 POLL_SECONDS = 0.05  # seconds between two looks at a server that starts
-NEWER_DATABASE = "Can't locate revision identified by"  # what Alembic says of a revision that this Prefect lacks
+NEWER_DATABASE = (
+    "Can't locate revision identified by"  # the start of the error of Alembic for a revision that this Prefect lacks
+)
 
 
 @dataclass
