@@ -4,19 +4,15 @@ import asyncio
 import functools
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec
 
 import httpx
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.objects import TaskRun
 from prefect.context import TaskRunContext
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelled
-from prefect.tasks import Task
-from pydantic import PrivateAttr, field_serializer
 
 P = ParamSpec("P")
-R = TypeVar("R")
 
 
 def return_cancelled_state(function: Callable[P, Coroutine[Any, Any, Any]]) -> Callable[P, Coroutine[Any, Any, Any]]:
@@ -43,7 +39,7 @@ def build_tags(provider: str | None) -> set[str]:
 async def has_tag_limit(tags: Iterable[str]) -> bool:
     """Return whether the Prefect server has a limit on one of these tags, or True if the server does not answer.
 
-    Without a limit at the start of a flow run, its task runs only show their tags: requests of slots would cost time.
+    Without a limit at the start of a flow run, its task runs start without tags: requests of slots would cost time.
     A server on SQLite refuses them while it is writing, and then no task run starts for two to seven seconds.
     """
     try:
@@ -57,39 +53,11 @@ async def has_tag_limit(tags: Iterable[str]) -> bool:
     return False
 
 
-class ShownTagsTask(Task[P, R]):
-    """A task whose runs have tags on the server from the start, and request no slots of these tags."""
+def show_tags(tags: Iterable[str]) -> None:
+    """Add tags to the current task run after its start, when Prefect requests no slots of them any more.
 
-    shown_tags: frozenset[str] = frozenset()
-
-    @classmethod
-    def copy_of(cls, base: Task[P, R], shown_tags: Iterable[str]) -> "ShownTagsTask[P, R]":
-        """Return a copy of a task that shows these tags."""
-        task: ShownTagsTask[P, R] = object.__new__(cls)
-        vars(task).update(vars(base), shown_tags=frozenset(shown_tags))
-        return task
-
-    async def create_local_run(self, *args: Any, **options: Any) -> TaskRun:
-        """Create a run in this process. Prefect requests a slot of each of its tags before it begins."""
-        run = await super().create_local_run(*args, **options)
-        shown = _ShownTagsRun.model_construct(run.model_fields_set, **dict(run))
-        shown._shown_tags = self.shown_tags
-        return shown
-
-
-class _ShownTagsRun(TaskRun):
-    """A task run that sends more tags to the server than it has."""
-
-    _shown_tags: frozenset[str] = PrivateAttr(frozenset())
-
-    @field_serializer("tags")
-    def _show_tags(self, tags: list[str]) -> list[str]:
-        return [*tags, *sorted(self._shown_tags.difference(tags))]
-
-
-def add_shown_tags() -> None:
-    """Give the current task run the tags that it only showed, once Prefect has requested the slots of its tags."""
+    The server shows them once the task run has ended.
+    """
     context = TaskRunContext.get()
-    if context is not None and isinstance(context.task, ShownTagsTask):
-        run, shown = context.task_run, context.task.shown_tags
-        run.tags = [*run.tags, *sorted(shown.difference(run.tags))]
+    if context is not None:
+        context.task_run.tags = sorted({*context.task_run.tags, *tags})

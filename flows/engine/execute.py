@@ -18,7 +18,7 @@ from ...tasks.engine_log import EXECUTE_TASK_NAME
 from ...tasks.execution import Execution, make_meta
 from ...tasks.retry import DELAY_COUNT, JITTER_FACTOR, RetryPolicy, get_requested_wait
 from ...tasks.task_log import OutputLog
-from ...tasks.task_runs import ShownTagsTask, add_shown_tags, return_cancelled_state
+from ...tasks.task_runs import build_tags, return_cancelled_state, show_tags
 from .lane import Lane, ProviderUnusable
 
 P = ParamSpec("P")
@@ -68,7 +68,7 @@ async def execute(lane: Lane, batch: TaskBatch) -> None:
         RlmBatchError: An error that is retried. Otherwise the error of the last execution that failed, so that the
             task run's state shows it.
     """
-    add_shown_tags()
+    show_tags(build_tags(lane.run.provider.provider_name))
     batch.try_count += 1
     if batch.try_count == 1:
         batch.on_start()
@@ -160,13 +160,8 @@ async def _attempt(lane: Lane, run: Callable[[], Awaitable[Result]]) -> Result:
                 await lane.release_while_waiting()
 
 
-def configure_task(
-    base: Task[P, Any], policy: RetryPolicy, tags: set[str], is_limited: bool, per_task: int = 1
-) -> Task[P, Any]:
-    """Return the task with a flow's retries, for each of its `per_task` executions, and with tags.
-
-    Unless `is_limited`, its runs only show the tags, and request no slots of the tags' limits.
-    """
+def configure_task(base: Task[P, Any], policy: RetryPolicy, tags: set[str], per_task: int = 1) -> Task[P, Any]:
+    """Return the task with a flow's retries, for each of its `per_task` executions, and with tags."""
 
     # This must be a function. With a partial or another callable object Prefect never retries, and does not say so.
     async def should_retry_task(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:
@@ -178,11 +173,10 @@ def configure_task(
         await asyncio.sleep(get_requested_wait(error) * random.uniform(1.0, 1.1))
         return True
 
-    configured = base.with_options(
-        tags=tags if is_limited else set(),
+    return base.with_options(
+        tags=tags,
         retries=policy.retries * per_task,
         retry_delay_seconds=list(map(compute_backoff, range(min(policy.retries, DELAY_COUNT)))) or 0,
         retry_jitter_factor=JITTER_FACTOR,
         retry_condition_fn=should_retry_task,  # type: ignore[arg-type]
     )
-    return configured if is_limited else ShownTagsTask.copy_of(configured, tags)

@@ -43,8 +43,7 @@ class LaneExecutor:
         per_task = options.executions_per_task or max(1, math.ceil(self.run.plan.total / MAX_TASK_RUNS))
         self._batches = self._make_batches(executions, find_result, per_task)
         tags = build_tags(self.run.provider.provider_name)
-        is_limited = await has_tag_limit(tags)
-        task = configure_task(execute, self.run.policy, tags, is_limited, per_task)
+        task = configure_task(execute, self.run.policy, tags if await has_tag_limit(tags) else set(), per_task)
         self._creation_lock = asyncio.Lock()
         try:
             async with (

@@ -243,6 +243,6 @@ async def test_executions_in_one_task_run_are_retried_separately(counter: Execut
 
 async def test_the_retry_delay_doubles_up_to_a_minute_with_jitter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    task = configure_task(execute, RetryPolicy(retries=9), set(), is_limited=False)
+    task = configure_task(execute, RetryPolicy(retries=9), set())
     assert task.retry_delay_seconds == [1, 2, 4, 8, 16, 32, 60]  # Prefect repeats the last delay
     assert task.retry_jitter_factor == 0.5
