@@ -12,7 +12,7 @@ from ..blocks.provider import SandboxProvider
 from ..blocks.registry import resolve_provider
 from ..sandbox.errors import RlmBatchError, SandboxesLeft
 from ..sandbox.outcomes.server_message import describe_server_error
-from ..tasks.capacity.lost_leases import return_all_lost_slots
+from ..tasks.capacity.limits import return_all_lost_slots
 from .listener import FlowListener
 from .orphans import MIN_SILENCE_SECONDS, describe_removal, find_orphans, get_server_id, remove_orphans
 from .parameters import Provider
@@ -75,8 +75,8 @@ async def reap(
         async with get_client() as client:
             for limit in [] if dry_run else await return_all_lost_slots(client):
                 report(
-                    f"the Prefect server has lost its leases, probably by a restart: the {limit.active_slots} slots in "
-                    f"use of {limit.name} are free again, and runs that still hold one take it anew"
+                    f"the {limit.active_slots} slots in use of {limit.name} are free again, because a restart of the "
+                    "Prefect server has lost who held them; runs that still use one take it again"
                 )
     except httpx.HTTPError as error:
         report(f"lost slots could not be looked for: {describe_server_error(error)}")

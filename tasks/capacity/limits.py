@@ -5,30 +5,39 @@ UI shows them. Without a configured server they apply to this process only.
 
 Prefect's contexts `concurrency` and `rate_limit` are not used. Their wait logs an error for each refused request, or
 keeps a process from ending until a slot is free, and each held slot takes a thread and a client of its own.
+
+Prefect counts a limit's slots in its database, and keeps the leases elsewhere: by default in memory. A server that
+restarts forgets the leases, and nothing frees their slots. So each of our limits has one more lease that takes no slot,
+the proof. A Prefect Variable, named after the limit's id, has the proof's id. If the proof is gone, the limit's other
+leases are gone too. Then the count is set to 0, and the runs that live take new slots.
 """
 
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, ClassVar
 from uuid import UUID, uuid4
 
 import httpx
 from prefect.blocks.core import Block
 from prefect.client.orchestration import PrefectClient, get_client
+from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate, VariableCreate
 from prefect.client.schemas.objects import ConcurrencyLeaseHolder
+from prefect.client.schemas.responses import GlobalConcurrencyLimitResponse
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.settings import PREFECT_API_URL
 
 from ...blocks.provider import SandboxProvider
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.outcomes.server_message import describe_server_error
-from .lost_leases import renew_lease, return_lost_slots
 
 LEASE_SECONDS = 60.0  # A holder that does not renew its lease loses its slot. Prefect grants no shorter lease.
 CREATIONS, WAITING = ".creations", ".waiting"  # the ends of the names of a provider's other limits
 MAX_WAITING_RUNS = 10_000  # flow runs that may wait for one limit; too many to matter
+PROOF_SECONDS = 86_400.0  # the longest lease that Prefect grants
+PROOF_NAME = "rlm-batch.proof"  # No limit has this name, so a lease of it takes no slot.
+VARIABLE_PREFIX = "rlm_batch_proof_"
 
 
 def get_limit_name(provider: SandboxProvider) -> str | None:
@@ -56,7 +65,7 @@ def build_limit_settings(provider: SandboxProvider) -> dict[str, dict[str, Any]]
 class ServerLimits:
     """The limits on a Prefect server. Every method raises httpx.HTTPError."""
 
-    shared: ClassVar[bool] = True  # All flow runs of the server share them.
+    poll_factor: ClassVar[float] = 1.0
 
     def __init__(self, client: PrefectClient, run_id: str) -> None:
         self._client = client
@@ -82,11 +91,12 @@ class ServerLimits:
         """Return a slot to the server. If this raises, the slot becomes free when its lease ends."""
         await self._client.release_concurrency_slots_with_lease(lease)
 
-    async def renew_slot(self, name: str, lease: UUID) -> UUID | None:
+    async def renew_slot(self, name: str, lease: UUID | None) -> UUID | None:
         """Renew a slot's lease. If it has ended, take another slot; None if all slots are in use."""
-        if await renew_lease(self._client, lease, LEASE_SECONDS):
-            return lease
-        await return_lost_slots(self._client, name)
+        if lease is not None:
+            if await _renew_lease(self._client, lease, LEASE_SECONDS):
+                return lease
+            await return_lost_slots(self._client, name)
         return await self.acquire_slot(name)
 
     async def count_slots_in_use(self, name: str) -> int:
@@ -117,7 +127,7 @@ class ProcessLimits:
     An embedded server does not run Prefect's service that ends leases, so slots of a killed program would stay taken.
     """
 
-    shared: ClassVar[bool] = False
+    poll_factor: ClassVar[float] = 0.05  # Runs poll them more often, because a request costs nothing.
     _lock: ClassVar[threading.Lock] = threading.Lock()  # Flow runs may have different event loops.
     _slots: ClassVar[dict[str, set[UUID]]] = {}
     _ticked: ClassVar[dict[str, float]] = {}
@@ -139,7 +149,7 @@ class ProcessLimits:
             for slots in self._slots.values():
                 slots.discard(lease)
 
-    async def renew_slot(self, name: str, lease: UUID) -> UUID | None:
+    async def renew_slot(self, name: str, lease: UUID | None) -> UUID | None:
         return lease
 
     async def count_slots_in_use(self, name: str) -> int:
@@ -180,3 +190,50 @@ async def open_limits(provider: SandboxProvider, run_id: str) -> AsyncIterator[L
                 f"the block's concurrency limits could not be created on the Prefect server ({reason})"
             ) from error
         yield limits
+
+
+async def return_lost_slots(client: PrefectClient, name: str) -> GlobalConcurrencyLimitResponse | None:
+    """Renew the proof of the limit with that name or id, and create a missing one.
+
+    If the proof is gone, set the slots in use to 0, and return the limit as it was before.
+
+    Raises httpx.HTTPError if the server does not answer.
+    """
+    # The limit was deleted, another process creates the proof, or the server refuses Variables.
+    with suppress(ObjectNotFound, ObjectAlreadyExists, httpx.HTTPStatusError):
+        limit = await client.read_global_concurrency_limit_by_name(name)
+        variable = VARIABLE_PREFIX + limit.id.hex
+        proof = await client.read_variable_by_name(variable)
+        if proof is not None:
+            if await _renew_lease(client, UUID(str(proof.value)), PROOF_SECONDS):
+                return None
+            await client.update_global_concurrency_limit(limit.name, GlobalConcurrencyLimitUpdate(active_slots=0))
+            await client.delete_variable_by_name(variable)
+        answer = await client.increment_concurrency_slots_with_lease([PROOF_NAME], 1, "concurrency", PROOF_SECONDS)
+        lease = answer.json()["lease_id"]
+        await client.create_variable(VariableCreate(name=variable, value=lease, tags=["rlm-batch"]))
+        return limit if proof is not None else None
+    return None
+
+
+async def return_all_lost_slots(client: PrefectClient) -> list[GlobalConcurrencyLimitResponse]:
+    """Give back the lost slots of all limits that have a proof. Return these limits, as they were before.
+
+    Raises httpx.HTTPError.
+    """
+    only = {"name": {"like_": f"{VARIABLE_PREFIX}%"}}
+    answer = await client.request("POST", "/variables/filter", json={"variables": only, "limit": 200})
+    names = [variable["name"].removeprefix(VARIABLE_PREFIX) for variable in answer.json()]
+    limits = [await return_lost_slots(client, name) for name in names]
+    return [limit for limit in limits if limit is not None and limit.active_slots]
+
+
+async def _renew_lease(client: PrefectClient, lease: UUID, seconds: float) -> bool:
+    """Renew a lease; False if the server does not have it. Raises httpx.HTTPError."""
+    try:
+        await client.renew_concurrency_lease(lease, seconds)
+    except httpx.HTTPStatusError as error:
+        if error.response.status_code == httpx.codes.GONE:
+            return False
+        raise
+    return True

@@ -26,10 +26,8 @@ T = TypeVar("T")
 
 POLL_SECONDS = 1.0  # seconds between requests of a run without slots
 POLL_FOR_MORE_SECONDS = 3.0  # seconds between requests of a run that has slots, or has just handed one over
-LOCAL_POLL_FACTOR = 0.05  # Limits of this process are polled more often, because a request costs nothing.
 WAITING_CHECK_SECONDS = 2.0  # seconds between checks for other runs that wait
-MIN_HOLD_OF_SEVERAL_SECONDS = 10.0  # the least time before a run with several slots hands one over
-MIN_HOLD_SECONDS = 60.0  # the least time for a run with one slot, which then waits and pays for a new sandbox
+MIN_HOLD_SECONDS = 30.0  # the least time before a slot is handed over; its lane then pays for a new sandbox
 RENEW_SECONDS = 15.0  # seconds between renewals of a lease; the server may fail to answer for 45 s
 LOG_INTERVAL_SECONDS = 60.0  # seconds between log lines on waiting
 
@@ -46,16 +44,14 @@ class Slot:
 class Slots:
     """The slots of one flow run, which its lanes share. Without `limits` each lane gets its slot at once.
 
-    With `limits`, `renew_leases` must run as long as the run holds slots. `name` is the name of the limit on sandboxes.
+    With `limits`, `renew_leases` must run as long as the run holds slots.
     """
 
-    def __init__(
-        self, provider: SandboxProvider, admission: Admission, log: Log, limits: Limits | None = None, name: str = ""
-    ) -> None:
+    def __init__(self, provider: SandboxProvider, admission: Admission, log: Log, limits: Limits | None = None) -> None:
         self.admission = admission
         self._log = log
         self._limits = limits or ProcessLimits({})
-        self._name = name
+        self._name = get_limit_name(provider) or ""
         self._max_sandboxes = provider.max_sandboxes if limits else None
         self._creations_per_second = provider.creations_per_second if limits else None
         self._request_lock = asyncio.Lock()  # Only the lane that has waited longest makes requests.
@@ -67,8 +63,6 @@ class Slots:
         self._next_log_at = 0.0
         self._creation_lock = asyncio.Lock()
         self._is_server_away = False  # True if the last request had no answer
-        factor = 1.0 if self._limits.shared else LOCAL_POLL_FACTOR
-        self._poll_seconds, self._poll_for_more_seconds = factor * POLL_SECONDS, factor * POLL_FOR_MORE_SECONDS
 
     async def acquire(self) -> Slot | None:
         """Wait for a slot; None after `dismiss_waiters`."""
@@ -98,13 +92,12 @@ class Slots:
     async def should_hand_over(self, slot: Slot) -> bool:
         """Return whether the lane should give the slot back before its next execution, because other runs wait."""
         now = _read_clock()
-        min_hold = MIN_HOLD_OF_SEVERAL_SECONDS if len(self._held) > 1 else MIN_HOLD_SECONDS
-        if slot not in self._held or now - slot.granted_at < min_hold or now < self._next_check_at:
+        if slot not in self._held or now - slot.granted_at < MIN_HOLD_SECONDS or now < self._next_check_at:
             return False
         self._next_check_at = now + WAITING_CHECK_SECONDS  # Lanes hand slots over one at a time.
         if not await self._ask_server(self._limits.count_slots_in_use(self._name + WAITING), 0):
             return False
-        self._next_request_at = now + self._poll_for_more_seconds
+        self._next_request_at = now + self._limits.poll_factor * POLL_FOR_MORE_SECONDS
         return True
 
     def dismiss_waiters(self) -> None:
@@ -148,8 +141,8 @@ class Slots:
                     self._log.info("waiting for one of the %s slots of %s", self._max_sandboxes, self._name)
                 if not self._held and self._waiting is None:  # Other runs see that this run waits.
                     self._waiting = await self._request_slot(self._name + WAITING)
-                interval = self._poll_for_more_seconds if self._held else self._poll_seconds
-                pause = interval * random.uniform(0.75, 1.25)
+                interval = POLL_FOR_MORE_SECONDS if self._held else POLL_SECONDS
+                pause = self._limits.poll_factor * interval * random.uniform(0.75, 1.25)
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await dismissal.wait()
@@ -177,11 +170,7 @@ class Slots:
         while True:
             await asyncio.sleep(RENEW_SECONDS)
             for slot in [*self._held, *filter(None, [self._waiting])]:
-                if slot.lease is None:
-                    request = self._limits.acquire_slot(slot.name)
-                else:
-                    request = self._limits.renew_slot(slot.name, slot.lease)
-                slot.lease = await self._ask_server(request, slot.lease)
+                slot.lease = await self._ask_server(self._limits.renew_slot(slot.name, slot.lease), slot.lease)
                 if slot is not self._waiting and slot not in self._held:  # The lane has given it back meanwhile.
                     await self._end_lease(slot)
 
@@ -212,8 +201,7 @@ async def open_slots(provider: SandboxProvider, run_id: str, log: Log) -> AsyncI
     """Yield the slots of a flow run, and give them back at the end. Raises ConfigurationError."""
     admission = Admission(log, is_gradual=provider.gradual)
     async with open_limits(provider, run_id) as limits:
-        name = get_limit_name(provider) or ""
-        slots = Slots(provider, admission, log, limits, name)
+        slots = Slots(provider, admission, log, limits)
         if limits is None:
             yield slots
             return

@@ -190,7 +190,7 @@ class Slow(ProcessLimits):
 async def test_a_slot_granted_as_the_run_ends_is_returned():
     block = LocalSandbox(isolation="none", max_sandboxes=1, limit_name="ends")
     limits = Slow(build_limit_settings(block))
-    shared = Slots(block, Admission(), LOG, limits, "ends")
+    shared = Slots(block, Admission(), LOG, limits)
     running = asyncio.create_task(shared.renew_leases())
     waiting = asyncio.create_task(shared.acquire())
     await limits.granted.wait()

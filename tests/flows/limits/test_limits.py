@@ -35,8 +35,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         ("POLL_SECONDS", 0.1),
         ("POLL_FOR_MORE_SECONDS", 0.4),
         ("WAITING_CHECK_SECONDS", 0.1),
-        ("MIN_HOLD_OF_SEVERAL_SECONDS", 0.5),
-        ("MIN_HOLD_SECONDS", 1.0),
+        ("MIN_HOLD_SECONDS", 0.5),
     ):
         monkeypatch.setattr(slots, name, seconds)
 

@@ -13,7 +13,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from rlm_batch import LocalSandbox, batch, reap
 from rlm_batch.tasks.capacity import slots
-from rlm_batch.tasks.capacity.lost_leases import VARIABLE_PREFIX
+from rlm_batch.tasks.capacity.limits import VARIABLE_PREFIX
 
 from ...infra.ordinary_server import OrdinaryServer
 from ...infra.waiting import wait_until_async
