@@ -9,9 +9,7 @@ import asyncio
 import contextlib
 import contextvars
 import inspect
-import itertools
 import logging
-import uuid
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from .cancellation import run_shielded
 from .errors import ConfigurationError, RlmBatchError, SandboxLost, SandboxStartError
 from .intake.calls import Call, CallLimit, CallQueue, running_call
-from .intake.collected_files import CollectedFiles
 from .protocol import (
     REENTERED,
     START_TIMEOUT_SECONDS,
@@ -30,7 +27,6 @@ from .protocol import (
 )
 from .requests.execution_request import ExecutionRequest
 from .thread_pool import ThreadPool
-from .wire.names import OWN_FILE_PREFIX
 
 if TYPE_CHECKING:
     from .driver_settings import Preparation
@@ -82,15 +78,12 @@ class Interpreter:
         self._context_locks: dict[str, asyncio.Lock] = {}
         self._start_lock = asyncio.Lock()
         self._refresh_lock = asyncio.Lock()
-        self._waiters: dict[int, asyncio.Event] = {}  # keys are execution numbers; 0 is the driver's start
-        self._calls: dict[int, CallQueue] = {}
         # A call holds the lock from the encoding of its answer until it is sent: the host has one answer as JSON.
         self._answer_lock = asyncio.Lock()
         self._heartbeat: asyncio.Task[None] | None = None
         self._is_shut_down = False
         self._sent_at = self._received_at = 0.0
         self._threads = ThreadPool()
-        self._execution_numbers = itertools.count()
         self.on_start: Callable[[], None] | None = None
         self.on_prepare_output: Callable[[str, str], None] | None = None
         self.start_error: BaseException | None = None
@@ -122,78 +115,71 @@ class Interpreter:
             SandboxStartError, QuotaExceeded, ConfigurationError, PrepareError: The start failed; the sandbox was
             removed.
         """
-        await self._start(lambda _: b"")
+        await self._start()
 
-    async def _start(self, encode_more: Callable[[DriverProtocol], bytes]) -> None:
-        """Start the sandbox; `encode_more` returns bytes to send together with the driver's settings."""
+    async def _start(self, request: ExecutionRequest | None = None) -> PendingExecution | None:
+        """Start the sandbox and send the request together with the driver's settings.
+
+        This saves a call to the provider and a round trip. Return None if the request was not sent, because the driver
+        had started before or a preparation runs first.
+        """
         async with self._start_lock:
             if self._channel is not None:
-                return
+                return None
             if self._is_shut_down:
                 raise SandboxLost("this interpreter was shut down: create a new one")
             try:
-                await self._open_and_start(encode_more)
+                pending = await self._open_and_start(request)
             except BaseException as error:
                 self.start_error = error
                 raise
             if self.on_start is not None:
                 self.on_start()
-            if self._prepare is not None:
-                await self._wait_until_prepared()
+            if pending is None or self._prepare is None:
+                return pending
+            try:
+                await self._wait(pending)
+                pending.protocol.check_prepared(pending)
+            except BaseException:
+                await self.shutdown()
+                raise
+            return None
 
-    async def _wait_until_prepared(self) -> None:
-        """Wait for the end of the preparation. If it failed, remove the sandbox and raise its error."""
-        protocol, channel = self._protocol, self._channel
-        try:
-            if protocol is None or channel is None or protocol.preparation is None:
-                raise SandboxLost("the sandbox was shut down before it was prepared: run the code in a new one")
-            await self._wait(protocol, channel, protocol.preparation, b"")
-            protocol.check_prepared()
-        except BaseException:
-            await self.shutdown()
-            raise
-
-    async def _open_and_start(self, encode_more: Callable[[DriverProtocol], bytes]) -> None:
+    async def _open_and_start(self, request: ExecutionRequest | None) -> PendingExecution | None:
         sandbox = await self._open()
         if self._is_shut_down:
             await run_shielded(sandbox.remove())
             raise SandboxLost("this interpreter was shut down while its sandbox was being opened")
         try:
             try:
-                await self._start_driver(sandbox, encode_more)
+                return await self._start_driver(sandbox, request)
             except SandboxStartError:
                 if not await sandbox.may_start_again():
                     raise
-                await self._start_driver(sandbox, encode_more)
+                return await self._start_driver(sandbox, request)
         except BaseException as error:
             self._close("its driver did not start")
             self._protocol = self._channel = None
-            self._waiters.clear()
             await run_shielded(sandbox.remove())
             if isinstance(error, RlmBatchError) or not isinstance(error, Exception):
                 raise
             raise SandboxStartError(f"the driver did not start in sandbox {sandbox.id}: {error}") from error
 
-    async def _start_driver(self, sandbox: Sandbox, encode_more: Callable[[DriverProtocol], bytes]) -> None:
+    async def _start_driver(self, sandbox: Sandbox, request: ExecutionRequest | None) -> PendingExecution | None:
+        """Start the driver. Send the preparation, or else the request, and return it as a pending execution."""
         protocol = self._protocol = DriverProtocol(sandbox)
-        self._waiters.clear()
-        loop = asyncio.get_running_loop()
-        ready = self._waiters[0] = asyncio.Event()
-        self._sent_at = self._received_at = loop.time()
+        self._sent_at = self._received_at = asyncio.get_running_loop().time()
         channel = self._channel = await sandbox.connect(self._receive, self._close)
-        is_sent = False
-        first = protocol.encode_start()
-        if self._prepare is None:
-            first += encode_more(protocol)
-        else:  # An execution sent now would wait in the driver until the preparation ends.
-            preparation, frame = protocol.add_preparation(self._prepare, self.on_prepare_output)
-            self._waiters[preparation.id] = asyncio.Event()
-            first += frame
+        first, frame, pending, is_sent = protocol.encode_start(), [], None, False
+        if self._prepare is not None:  # An execution sent now would wait in the driver until the preparation ends.
+            pending, frame = protocol.add_preparation(self._prepare, self.on_prepare_output)
+        elif request is not None:
+            pending, frame = protocol.add_execution(request)
         try:
-            await channel.send(first)
+            await channel.send(b"".join((first, *frame)))
             is_sent = self._prepare is None
             async with asyncio.timeout(START_TIMEOUT_SECONDS):
-                await ready.wait()
+                await protocol.answered.wait()
         except SandboxLost:
             if protocol.is_ready:  # The driver started, but the frame after its settings was not delivered.
                 raise
@@ -201,10 +187,9 @@ class Interpreter:
         except TimeoutError:
             pass
         protocol.check_ready(is_sent)
-        settings = sandbox.settings
-        if settings.heartbeat is not None:
-            heartbeat = self._send_heartbeats(protocol, channel, settings.heartbeat, settings.silence)
-            self._heartbeat = asyncio.create_task(heartbeat)
+        if sandbox.settings.heartbeat is not None:
+            self._heartbeat = asyncio.create_task(self._send_heartbeats(protocol, sandbox.settings.heartbeat))
+        return pending
 
     async def shutdown(self) -> None:
         """Remove the sandbox. Running executions fail. A second call does nothing."""
@@ -265,93 +250,57 @@ class Interpreter:
         """
         if request.context is not None and (self, request.context) in _waiting_for_tool.get():
             raise ConfigurationError(REENTERED)
-        if request.index is None and self._prepare is not None:
-            request.index = next(self._execution_numbers)
         request.complete(self.tools, self.timeout, self._prepare)
-        large = {name: value for name, value in (request.encoded or {}).items() if value.is_large}
-        paths = {name: f"{OWN_FILE_PREFIX}-{uuid.uuid4().hex}.json" for name in large}
-        body = request.encode(paths)
-        for name, path in paths.items():
-            await self.upload(path, await asyncio.to_thread(large[name].encode_file, name))
+        for name, path in request.files.items():
+            await self.upload(path, await asyncio.to_thread((request.encoded or {})[name].encode_file, name))
         if request.context is None:
-            return await self._run_alone(request, body)
+            return await self._run_alone(request)
         async with self._context_locks.setdefault(request.context, asyncio.Lock()):
-            return await self._run_alone(request, body)
+            return await self._run_alone(request)
 
-    async def _run_alone(self, request: ExecutionRequest, body: list[bytes]) -> Result:
+    async def _run_alone(self, request: ExecutionRequest) -> Result:
         """Send a request whose context runs nothing else, and return its result."""
-        collected = CollectedFiles(list(request.collect), request.collect_to) if request.collect else None
-        queries = request.queries
-        pending: PendingExecution | None = None
-        sent_by: DriverProtocol | None = None
-
-        def encode_execution(protocol: DriverProtocol) -> bytes:
-            nonlocal pending, sent_by
-            sent_by = protocol
-            if queries is not None and queries.is_top_level:
-                queries.session.set_deadline(request.timeout)
-            pending, frame = protocol.add_execution(request, body, collected)
-            self._waiters[pending.id] = asyncio.Event()
-            return b"".join(frame)
-
-        # Sending the first execution with the driver's settings saves a call to the provider and a round trip.
-        await self._start(encode_execution)
-        # If the execution was sent at the start, it may have run, even if the sandbox is gone now.
-        protocol, channel, frame = sent_by or self._protocol, self._channel, b""
-        if protocol is None or channel is None:
-            raise SandboxLost("the sandbox was shut down before the code was sent: run it in a new one")
+        pending, frame = await self._start(request), b""
         if pending is None:
+            protocol = self._protocol
+            if protocol is None:
+                raise SandboxLost("the sandbox was shut down before the code was sent: run it in a new one")
             # An execution that starts during the refresh could lose the files it saves.
             async with self._refresh_lock:
                 if not protocol.pending:
                     await protocol.sandbox.refresh_volume()
-                frame = encode_execution(protocol)
-        elif queries is not None and queries.is_top_level:
-            queries.session.set_deadline(request.timeout)  # from here, without the driver's start
-        assert pending is not None
-        await self._wait(protocol, channel, pending, frame)
-        if queries is not None:
-            pending.queries = queries.session.summarize()
-            if queries.is_top_level:
-                pending.listener_error = pending.listener_error or queries.session.listener_error
-        if collected is not None:
-            pending.end_collection()
-            await run_shielded(asyncio.to_thread(collected.finish))
-        return protocol.take_result(pending)
+                pending, parts = protocol.add_execution(request)
+            frame = b"".join(parts)
+        if request.queries is not None and request.queries.is_top_level:
+            request.queries.session.set_deadline(request.timeout)
+        await self._wait(pending, frame)
+        return pending.protocol.take_result(pending)
 
-    async def _wait(self, protocol: DriverProtocol, channel: Channel, pending: PendingExecution, frame: bytes) -> None:
+    async def _wait(self, pending: PendingExecution, frame: bytes = b"") -> None:
         """Send the frame, unless it is empty, and wait for the execution's end."""
-        ended = self._waiters[pending.id]
+        protocol = pending.protocol
         try:
             if frame:
-                await self._send(channel, frame)
+                await self._send(frame)
             async with asyncio.timeout(protocol.compute_answer_timeout(pending)):
-                await ended.wait()
-            if pending.refusal and not protocol.closed_reason:
-                await self._cancel_refused(protocol, channel, pending)
+                await pending.ended.wait()
+            if cancel := protocol.give_up(pending):  # A limit was exceeded. The driver may read nothing.
+                sending = asyncio.create_task(self._send(cancel))
+                sending.add_done_callback(lambda task: task.cancelled() or task.exception())
+                await asyncio.wait([sending], timeout=REFUSED_GRACE_SECONDS)
         except TimeoutError:
             protocol.close_at_silence(pending)
-            self._wake_all()
         except asyncio.CancelledError:
-            if pending.collected is not None:
-                pending.collected.end()  # on the event loop, which also calls `take`
-                await run_shielded(asyncio.to_thread(pending.collected.finish))
-            if not protocol.closed_reason and not pending.is_over:
+            if cancel := protocol.give_up(pending):
                 with contextlib.suppress(SandboxLost):
-                    await run_shielded(self._send(channel, protocol.encode_cancel(pending)))
+                    await run_shielded(self._send(cancel))
             raise
         finally:
-            self._waiters.pop(pending.id, None)
-            calls = self._calls.pop(pending.id, None)
-            if calls is not None:
-                calls.cancel()
-
-    async def _cancel_refused(self, protocol: DriverProtocol, channel: Channel, pending: PendingExecution) -> None:
-        """Tell the driver to end the execution. Wait at most `REFUSED_GRACE_SECONDS`."""
-        protocol.pending.pop(pending.id, None)
-        sending = asyncio.create_task(self._send(channel, protocol.encode_cancel(pending)))
-        sending.add_done_callback(lambda task: task.cancelled() or task.exception())
-        await asyncio.wait([sending], timeout=REFUSED_GRACE_SECONDS)
+            if pending.calls is not None:
+                pending.calls.cancel()
+            pending.end_collection()
+            if pending.collected is not None:
+                await run_shielded(asyncio.to_thread(pending.collected.finish))
 
     async def upload(self, path: str, data: bytes) -> None:
         """Write a file in the sandbox (see `Sandbox.upload`). Open the sandbox if it is not open."""
@@ -366,41 +315,29 @@ class Interpreter:
 
     async def forget_context(self, context: str) -> None:
         """End a context. The next execution under its name starts fresh."""
-        protocol, channel = self._protocol, self._channel
-        if protocol is not None and channel is not None and not protocol.closed_reason:
-            await self._send(channel, protocol.encode_forget(context))
+        if self._protocol is not None and not self._protocol.closed_reason:
+            await self._send(self._protocol.encode_forget(context))
 
     # -- the wire
 
-    async def _send(self, channel: Channel, frame: bytes) -> None:
+    async def _send(self, frame: bytes) -> None:
         self._sent_at = asyncio.get_running_loop().time()
-        await channel.send(frame)
+        assert self._channel is not None
+        await self._channel.send(frame)
 
     def _receive(self, data: bytes) -> None:
-        protocol = self._protocol
-        if protocol is None:
+        if self._protocol is None:
             return
         self._received_at = asyncio.get_running_loop().time()
-        events = protocol.receive(data)
-        if protocol.closed_reason:
-            self._wake_all()
-        if protocol.is_ready and 0 in self._waiters:
-            self._waiters.pop(0).set()
-        for pending, frame in events:
-            if pending.end is None and not pending.refusal and pending.id in self._waiters:
-                calls = self._calls.get(pending.id)
-                if calls is None:
-                    answer = partial(self._call_tool, protocol, pending)
-                    calls = self._calls[pending.id] = CallQueue(answer, pending.caller_context)
-                pending.refusal = calls.add(Call(*frame))
-            if pending.end is not None or pending.refusal:
-                waiter = self._waiters.get(pending.id)
-                if waiter is not None:
-                    waiter.set()
+        for pending, call in self._protocol.receive(data):
+            if pending.refusal:
+                continue
+            if pending.calls is None:
+                pending.calls = CallQueue(partial(self._call_tool, pending), pending.caller_context)
+            if refusal := pending.calls.add(call):
+                pending.refuse(refusal)
 
-    async def _call_tool(
-        self, protocol: DriverProtocol, pending: PendingExecution, call: Call, limit: CallLimit
-    ) -> None:
+    async def _call_tool(self, pending: PendingExecution, call: Call, limit: CallLimit) -> None:
         """Call a tool for the code and send its return value or exception."""
         # The tool's thread gets a copy of this context variable.
         _waiting_for_tool.set((*_waiting_for_tool.get(), (self, pending.request.context)))
@@ -414,37 +351,29 @@ class Interpreter:
                 await answering.enter_async_context(self._answer_lock)
                 body = encode_value(call.header["name"], value)
             except asyncio.CancelledError as error:
-                if pending.end is not None or pending.refusal or pending.id not in protocol.pending:
+                if pending.ended.is_set() or pending.id not in pending.protocol.pending:
                     raise  # The execution has ended or is about to, so the reply is not needed.
                 body = encode_exception(error)
             except BaseException as error:  # noqa: BLE001 - the code that called the tool handles it
                 body = encode_exception(error)
-            if self._channel is not None and not protocol.closed_reason:
+            if not pending.protocol.closed_reason:
                 with contextlib.suppress(SandboxLost):  # The execution itself reports the loss.
-                    await self._send(self._channel, protocol.encode_reply(call, body))
+                    await self._send(pending.protocol.encode_reply(call, body))
 
     def _close(self, reason: str) -> None:
-        """Record why the connection ended, and wake everything that waits for it."""
         if self._protocol is not None:
             self._protocol.close(reason)
-            self._wake_all()
 
-    def _wake_all(self) -> None:
-        for waiter in self._waiters.values():
-            waiter.set()
-
-    async def _send_heartbeats(
-        self, protocol: DriverProtocol, channel: Channel, interval: float, silence: float
-    ) -> None:
-        loop = asyncio.get_running_loop()
+    async def _send_heartbeats(self, protocol: DriverProtocol, interval: float) -> None:
+        loop, silence = asyncio.get_running_loop(), protocol.sandbox.settings.silence
         while not protocol.closed_reason:
             now = loop.time()
             if now >= self._received_at + silence:
-                self._close(f"it sent nothing for {silence:.0f} s")
+                protocol.close(f"it sent nothing for {silence:.0f} s")
                 return
             if now >= self._sent_at + interval:
                 try:
-                    await self._send(channel, protocol.encode({"op": "beat", "id": 0}))
+                    await self._send(protocol.encode({"op": "beat", "id": 0}))
                 except SandboxLost:
                     return
             await asyncio.sleep(min(self._sent_at + interval, self._received_at + silence) - loop.time() + 0.01)

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import ConfigurationError, SandboxLost
 from .intake.calls import Call, CallLimit, running_call
-from .intake.collected_files import CollectedFiles
 from .protocol import (
     REENTERED,
     STALL_SECONDS,
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
 
 # Seconds. The limit bounds the delay of Ctrl-C: a signal that arrives just before a system call does not interrupt it.
 MAX_WAIT_SECONDS = 1.0
-CANCEL_GRACE_SECONDS = 3.0  # seconds for an execution that Ctrl-C ended to report its end
 INTERRUPTED = "it was interrupted in the middle of a frame"
 
 
@@ -84,17 +82,8 @@ class PipeTransport:
             self._receive(deadline)
         protocol.check_ready()
         if prepare is not None:
-            self._run_preparation(prepare)
-
-    def _run_preparation(self, preparation: Preparation) -> None:
-        with self._send_lock:
-            pending, frame = self._protocol.add_preparation(preparation)
-            with suppress(SandboxLost):
-                self._write(frame)
-        seconds = self._protocol.compute_answer_timeout(pending)
-        self._call_limit = CallLimit(pending.caller_context)
-        self._wait(pending, None if seconds is None else time.monotonic() + seconds)
-        self._protocol.check_prepared()
+            pending = self._execute(lambda: protocol.add_preparation(prepare))
+            protocol.check_prepared(pending)
 
     def execute(self, request: ExecutionRequest, output: OutputQueue | None = None) -> Result:
         """Run one completed request. A call from another thread waits for the running execution.
@@ -103,30 +92,28 @@ class PipeTransport:
         """
         if getattr(self._thread, "is_waited_for", False):
             raise ConfigurationError(REENTERED)
-        body = request.encode({})
-        collected = CollectedFiles(list(request.collect), request.collect_to) if request.collect else None
         with self._execute_lock:
-            protocol = self._protocol
-            with self._send_lock:
-                pending, frame = protocol.add_execution(request, body, collected)
-                self._write(*frame)
-            seconds = protocol.compute_answer_timeout(pending)
-            self._call_limit = CallLimit(pending.caller_context)
-            try:
-                self._wait(pending, None if seconds is None else time.monotonic() + seconds, output)
-                if pending.refusal:
-                    self._cancel(pending)
-            except BaseException:  # Ctrl-C, or an exception of a signal handler
-                self._cancel(pending)
-                if collected is not None:
-                    collected.finish()
-                raise
-            finally:
-                self._call_limit.end()
+            return self._protocol.take_result(self._execute(lambda: self._protocol.add_execution(request), output))
+
+    def _execute(
+        self, add: Callable[[], tuple[PendingExecution, list[bytes]]], output: OutputQueue | None = None
+    ) -> PendingExecution:
+        """Send an execution or the preparation, which `add` registers, and wait for its end."""
+        with self._send_lock:
+            pending, frame = add()
+            self._write(*frame)
+        self._call_limit = CallLimit(pending.caller_context)
+        try:
+            self._wait(pending, output)
+        finally:  # after the end, a refusal, Ctrl-C, or an exception of a signal handler
+            self._call_limit.end()
+            if pending.id in self._protocol.pending:
+                with suppress(SandboxLost):
+                    self._send(lambda: self._protocol.give_up(pending))
             pending.end_collection()
-            if collected is not None:
-                collected.finish()
-            return protocol.take_result(pending)
+            if pending.collected is not None:
+                pending.collected.finish()
+        return pending
 
     def forget_context(self, context: str) -> bool:
         """End a context; the next execution under its name starts fresh. Return False while an execution is running.
@@ -146,28 +133,14 @@ class PipeTransport:
         self._protocol.close("it was shut down")
         self._threads.close()
 
-    def _cancel(self, pending: PendingExecution) -> None:
-        if self._protocol.closed_reason or pending.id not in self._protocol.pending:
-            return
-        try:
-            self._send(lambda: self._protocol.encode_cancel(pending))
-        except SandboxLost:
-            return
-        self._wait(pending, time.monotonic() + CANCEL_GRACE_SECONDS, is_cancelled=True)
-
-    def _wait(
-        self,
-        pending: PendingExecution,
-        deadline: float | None,
-        output: OutputQueue | None = None,
-        *,
-        is_cancelled: bool = False,
-    ) -> None:
-        """Receive until the execution or the connection ends, or until the deadline (monotonic seconds).
+    def _wait(self, pending: PendingExecution, output: OutputQueue | None) -> None:
+        """Receive until the execution or the connection ends, or until the driver counts as lost.
 
         The time spent delivering output does not count.
         """
-        while not pending.is_over and not self._protocol.closed_reason and (is_cancelled or not pending.refusal):
+        seconds = self._protocol.compute_answer_timeout(pending)
+        deadline = None if seconds is None else time.monotonic() + seconds
+        while not pending.ended.is_set():
             if deadline is not None and time.monotonic() >= deadline:
                 self._protocol.close_at_silence(pending)
                 return
@@ -175,10 +148,10 @@ class PipeTransport:
             if output is not None:
                 self._thread.is_waited_for = True
                 try:
-                    seconds = output.deliver()
+                    delivered = output.deliver()
                 finally:
                     self._thread.is_waited_for = False
-                deadline = None if deadline is None else deadline + seconds
+                deadline = None if deadline is None else deadline + delivered
 
     def _receive(self, deadline: float | None) -> None:
         """Wait for data from the driver until the deadline (monotonic seconds), and process the data."""
@@ -201,10 +174,10 @@ class PipeTransport:
                 self._protocol.close(INTERRUPTED)
         # A signal handler that raises here loses only calls of the execution that it ends, so the sandbox stays usable.
         # Interrupts often come here, because starting a thread is slow on a busy machine.
-        for pending, frame in calls:
-            if pending.end is None and not pending.refusal:
-                call = Call(*frame)
-                pending.refusal = self._call_limit.admit(call)
+        for pending, call in calls:
+            if not pending.refusal:
+                if refusal := self._call_limit.admit(call):
+                    pending.refuse(refusal)
                 self._threads.submit(partial(self._call_tool, pending, call, self._call_limit))
 
     def _call_tool(self, pending: PendingExecution, call: Call, limit: CallLimit) -> None:
@@ -212,7 +185,7 @@ class PipeTransport:
         has_room: SimpleQueue[None] = SimpleQueue()
         while not limit.has_ended and not limit.begin(call, partial(has_room.put, None)):
             has_room.get()
-        if limit.has_ended or pending.end is not None or pending.refusal or self._protocol.closed_reason:
+        if limit.has_ended or pending.ended.is_set():
             limit.release(call)
             return  # The execution ended while the call waited for its turn.
         self._thread.is_waited_for = True

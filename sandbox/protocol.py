@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import functools
 import itertools
@@ -13,9 +14,10 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from .errors import CodeCrashed, OutcomeUnknown, PrepareError, SandboxLost, SandboxStartError
+from .intake.calls import Call
 from .intake.collected_files import LOST, CollectedFiles
 from .intake.reports import Reports
-from .meta import NOTHING_ASKED, Meta, QuerySummary
+from .meta import NOTHING_ASKED, Meta
 from .model_reply import read_program
 from .outcomes.decoding import decode_end, decode_shown
 from .outcomes.ending import Ending, read_json
@@ -29,7 +31,7 @@ from .wire.strict_json import NotJsonError, encode_fields, loads
 
 if TYPE_CHECKING:
     from .driver_settings import Preparation
-    from .intake.calls import Call
+    from .intake.calls import CallQueue
     from .sandbox_api import Sandbox
 
 START_TIMEOUT_SECONDS = 60.0  # seconds for the driver to answer after the provider started it
@@ -54,14 +56,16 @@ class PendingExecution:
     """An execution that was sent, and its output so far.
 
     `end` is the driver's last frame for the execution, or None before that frame. `refusal` names the limit that the
-    code exceeded; the host then ends the execution. `queries` summarizes the queries to a model; it is set at the end.
+    code exceeded; the host then ends the execution. An event loop waits for `ended`: the execution is over, refused, or
+    its connection is closed. `calls` answers the code's calls on an event loop.
     """
 
     id: int
-    sandbox: Sandbox
+    protocol: DriverProtocol
     request: ExecutionRequest
     collected: CollectedFiles | None = None
-    queries: QuerySummary = NOTHING_ASKED
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    calls: CallQueue | None = None
     output: dict[str, list[str]] = field(default_factory=lambda: {"stdout": [], "stderr": []})
     files: bytes = NO_FILES
     value: bytes | None = None
@@ -77,6 +81,14 @@ class PendingExecution:
 
     def __post_init__(self) -> None:
         self.reports = Reports(self.request.should_prune)
+        if self.request.collect:
+            self.collected = CollectedFiles(list(self.request.collect), self.request.collect_to)
+            self.collected.limit_bytes(self.protocol.sandbox.disk_mib)
+
+    def refuse(self, reason: str) -> None:
+        """End the execution because the code exceeded a limit."""
+        self.refusal = reason
+        self.ended.set()
 
     @property
     def is_over(self) -> bool:
@@ -100,7 +112,7 @@ class PendingExecution:
 
         Output over the driver's own cap is dropped: only a driver that was tampered with sends it.
         """
-        text = text[: max(0, self.sandbox.settings.output_cap - self._output_sizes[stream])]
+        text = text[: max(0, self.protocol.sandbox.settings.output_cap - self._output_sizes[stream])]
         if not text:
             return
         self._output_sizes[stream] += len(text)
@@ -121,7 +133,7 @@ class PendingExecution:
 
     def build_meta(self, **more: Any) -> Meta:
         """Build the meta from the output so far and `more` fields. This is slow, so call it once."""
-        sandbox = self.sandbox
+        sandbox, queries = self.protocol.sandbox, self.request.queries
         if self.collected is not None:
             more |= {"collected": tuple(self.collected.paths), "not_collected": tuple(self.collected.problems)}
         return Meta(
@@ -132,7 +144,7 @@ class PendingExecution:
             layers=sandbox.layers,
             stdout="".join(self.output["stdout"]),
             stderr="".join(self.output["stderr"]),
-            queries=self.queries,
+            queries=NOTHING_ASKED if queries is None else queries.session.summarize(),
             reports=tuple(self.reports.values.items()),
             pruned=self.reports.is_pruned,
             **more,
@@ -154,13 +166,13 @@ class PendingExecution:
 class DriverProtocol:
     """The state of one driver's connection: frame numbers, pending executions and the reason for its end.
 
-    `closed_reason` says why nothing more can be sent; it is empty while sending is possible. `preparation` is the
-    `prepare` code as a pending execution, or None.
+    `closed_reason` says why nothing more can be sent; it is empty while sending is possible. `answered` is set when the
+    driver is ready or the connection is closed.
     """
 
     def __init__(self, sandbox: Sandbox) -> None:
         self.sandbox = sandbox
-        self.preparation: PendingExecution | None = None
+        self.answered = asyncio.Event()
         self.pending: dict[int, PendingExecution] = {}
         self.is_ready = False
         self.closed_reason = ""
@@ -171,8 +183,11 @@ class DriverProtocol:
         self._last_number = 0  # number of the driver's latest frame
 
     def close(self, reason: str) -> None:
-        """Record why nothing more can be sent. The first reason is kept."""
+        """Record why nothing more can be sent, and end all waits. The first reason is kept."""
         self.closed_reason = self.closed_reason or reason
+        self.answered.set()
+        for pending in list(self.pending.values()):
+            pending.ended.set()
 
     def close_at_hangup(self) -> None:
         """Close the connection because the driver has ended it."""
@@ -197,44 +212,33 @@ class DriverProtocol:
 
     def add_preparation(
         self, preparation: Preparation, on_output: Callable[[str, str], None] | None = None
-    ) -> tuple[PendingExecution, bytes]:
-        """Register the code that runs before the first execution, and encode its frame."""
-        self.sandbox.expect_execution()
-        request = ExecutionRequest(preparation.code, timeout=preparation.timeout, on_output=on_output)
-        pending = self.preparation = self._add_pending(request)
-        body = encode_fields({"code": read_program(preparation.code)})
-        return pending, self.encode({"op": "prepare", "id": pending.id, "timeout": request.timeout}, body)
-
-    def add_execution(
-        self, request: ExecutionRequest, body: list[bytes], collected: CollectedFiles | None = None
     ) -> tuple[PendingExecution, list[bytes]]:
-        """Register an execution and encode its frame in parts. Raise SandboxLost if nothing more can be sent.
+        """Register the code that runs before the first execution, and encode its frame in parts."""
+        request = ExecutionRequest(preparation.code, timeout=preparation.timeout, on_output=on_output)
+        request.body = [encode_fields({"code": read_program(preparation.code)})]
+        return self._add_pending(request, {"op": "prepare"})
 
-        Args:
-            request: The completed request.
-            body: The request's encoded body.
-            collected: Receives the files that the request collects.
-        """
+    def add_execution(self, request: ExecutionRequest) -> tuple[PendingExecution, list[bytes]]:
+        """Register a completed request, and encode its frame in parts. Raise SandboxLost if nothing can be sent."""
+        return self._add_pending(request, {"op": "execute", "context": request.context})
+
+    def _add_pending(self, request: ExecutionRequest, header: dict[str, Any]) -> tuple[PendingExecution, list[bytes]]:
         if self.closed_reason:
             raise SandboxLost(
                 f"the sandbox had gone before the code was sent ({self.closed_reason}): run it in a new one"
             )
         self.sandbox.expect_execution()
-        pending = self._add_pending(request, collected)
-        header = {"op": "execute", "id": pending.id, "timeout": request.timeout, "context": request.context}
-        if collected is not None:
-            collected.limit_bytes(self.sandbox.disk_mib)
-            header |= {"collect": collected.patterns, "collect_bytes": collected.max_bytes}
-        return pending, self._encode_in_parts(header, body)
-
-    def _add_pending(self, request: ExecutionRequest, collected: CollectedFiles | None = None) -> PendingExecution:
         number = next(self._execution_numbers)
-        pending = self.pending[number] = PendingExecution(number, self.sandbox, request, collected)
-        return pending
+        pending = self.pending[number] = PendingExecution(number, self, request)
+        header |= {"id": number, "timeout": request.timeout}
+        if pending.collected is not None:
+            header |= {"collect": pending.collected.patterns, "collect_bytes": pending.collected.max_bytes}
+        return pending, self._encode_in_parts(header, request.body)
 
-    def encode_cancel(self, pending: PendingExecution) -> bytes:
-        """Encode the frame that ends an execution."""
-        return self.encode({"op": "cancel", "id": pending.id})
+    def give_up(self, pending: PendingExecution) -> bytes:
+        """Ignore all further frames of an execution. Return the frame that ends it, or "" if the driver needs none."""
+        is_known = self.pending.pop(pending.id, None) is not None
+        return self.encode({"op": "cancel", "id": pending.id}) if is_known and not self.closed_reason else b""
 
     def encode_forget(self, context: str) -> bytes:
         """Encode the frame that ends a context. The next execution under its name starts fresh."""
@@ -246,23 +250,23 @@ class DriverProtocol:
 
     # -- from the driver
 
-    def receive(self, data: bytes) -> list[tuple[PendingExecution, Frame]]:
-        """Decode the driver's bytes and return the calls and ends in them. Invalid bytes close the connection.
+    def receive(self, data: bytes) -> list[tuple[PendingExecution, Call]]:
+        """Decode the driver's bytes and return the calls in them. Invalid bytes close the connection.
 
         A closed connection ignores all bytes. Only output bodies are decoded here, because they are short.
         """
-        events: list[tuple[PendingExecution, Frame]] = []
+        calls: list[tuple[PendingExecution, Call]] = []
         if self.closed_reason:
-            return events
+            return calls
         try:
             for header, body in self._frames.feed(data):
-                self._take_frame(header, body, events)
+                self._take_frame(header, body, calls)
         except BadFrameError as error:
             self.close(f"it sent invalid data ({error})")
-        return events
+        return [(pending, call) for pending, call in calls if pending.end is None]
 
     def _take_frame(
-        self, header: dict[str, Any], body: bytes | None, events: list[tuple[PendingExecution, Frame]]
+        self, header: dict[str, Any], body: bytes | None, calls: list[tuple[PendingExecution, Call]]
     ) -> None:
         op, number, frame_number = header.get("op"), header.get("id"), header.get("n")
         if type(op) is not str or type(number) is not int or type(frame_number) is not int:
@@ -272,6 +276,7 @@ class DriverProtocol:
         self._last_number = frame_number
         if op == "ready":
             self.is_ready = True
+            self.answered.set()
             return
         pending = self.pending.get(number)
         if pending is None:
@@ -289,24 +294,17 @@ class DriverProtocol:
             pending.add_display(body or b"")
         elif op == "end" and type(header.get("status")) is str:
             pending.end = (header, body or b"null")
-            self._end_when_over(pending, pending.end, events)
         elif op == "collect" and pending.collected is not None:
             pending.collected.take(body or b"")
         elif op == "collected" and pending.collected is not None:
             pending.collected.end(_describe_unfinished(body or b'""'))
-            if pending.end is not None:
-                self._end_when_over(pending, pending.end, events)
         elif op == "call" and type(header.get("call")) is int and type(header.get("name")) is str:
-            events.append((pending, (header, body or b"null")))
+            calls.append((pending, Call(header, body or b"null")))
         else:
             raise BadFrameError(f"a frame of kind {op[:80]!r} that is none of a driver's")
-
-    def _end_when_over(
-        self, pending: PendingExecution, end: Frame, events: list[tuple[PendingExecution, Frame]]
-    ) -> None:
         if pending.is_over:
             del self.pending[pending.id]
-            events.append((pending, end))
+            pending.ended.set()
 
     def take_result(self, pending: PendingExecution) -> Result:
         """Return the result of an execution that has ended or that the caller gave up.
@@ -314,7 +312,6 @@ class DriverProtocol:
         Raises:
             RlmBatchError: The execution's error, with `meta`; OutcomeUnknown if the driver has not answered.
         """
-        self.pending.pop(pending.id, None)  # An execution that was given up is still registered.
         if pending.refusal:
             meta = pending.build_meta()
             refused = CodeCrashed(pending.refusal, stdout=meta.stdout)
@@ -324,6 +321,9 @@ class DriverProtocol:
             raise self._make_unknown_error(pending)
         if pending.listener_error is not None:
             raise pending.listener_error
+        queries = pending.request.queries
+        if queries is not None and queries.is_top_level and queries.session.listener_error is not None:
+            raise queries.session.listener_error
         header, body = self._note_limit(pending.end)
         if header["status"] == "unprepared" or "loss" in header:  # Existing contexts still work.
             self.is_spent = True
@@ -336,11 +336,8 @@ class DriverProtocol:
             result.meta = replace(result.meta, submitted=False)
         return result
 
-    def check_prepared(self) -> None:
+    def check_prepared(self, pending: PendingExecution) -> None:
         """Raise PrepareError if the preparation failed, and SandboxStartError if the driver did not report its end."""
-        pending = self.preparation
-        if pending is None:
-            return
         if pending.listener_error is not None:
             raise pending.listener_error
         if pending.refusal:

@@ -7,6 +7,7 @@ import keyword
 import math
 import os
 import unicodedata
+import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ConfigurationError
 from ..model_reply import read_program
 from ..wire.collection import MAX_PATTERN_CHARACTERS, parse_pattern
-from ..wire.names import QUERY_ERROR_NAMES, VOLUME_NAMES, add_article
+from ..wire.names import OWN_FILE_PREFIX, QUERY_ERROR_NAMES, VOLUME_NAMES, add_article
 from ..wire.nonfinite import encode_values, encode_values_in_parts
 from ..wire.strict_json import NotJsonError, convert_fields, encode_fields
 from .function_code import convert_code
@@ -76,7 +77,7 @@ def check_variable_name(name: object, where: str = "", taken: Collection[str] = 
 class ExecutionRequest:
     """One execution: its code, its variables and its settings.
 
-    An interpreter completes it with `complete`. `encode` then makes the body of the driver's frame.
+    An interpreter completes it with `complete`, which also encodes the body of the driver's frame.
 
     Args:
         code: Python text, or a function. A function's source is run with `variables` as its arguments, and its return
@@ -96,11 +97,11 @@ class ExecutionRequest:
         encoded: More variables, already encoded as JSON. Variables over 256 KiB are uploaded as files.
             `meta.variables` does not contain the variables of `encoded`.
         queries: Gives the code access to a language model.
-        index: Number or numbers from which the execution's seed is derived, if the preparation has a seed. By default,
-            the number of earlier executions.
+        index: Number or numbers from which the execution's seed is derived, if the preparation has a seed.
         should_prune: Called with the step and value of each report; returns True to end the execution.
         tools: Functions of the host that the code may call by name. `complete` sets them.
-        seed: Seed of the random generators, for a fork of prepared code. `complete` sets it.
+        body: The body of the driver's frame, in parts. `complete` sets it.
+        files: Paths in the sandbox of the variables of `encoded` that must be uploaded. `complete` sets them.
 
     Raises:
         ConfigurationError: A variable is not JSON, or a pattern is invalid.
@@ -118,10 +119,11 @@ class ExecutionRequest:
     collect_to: str | os.PathLike[str] | None = None
     encoded: Mapping[str, EncodedVariable] | None = None
     queries: Queries | None = None
-    index: int | tuple[int, ...] | None = None
+    index: int | tuple[int, ...] = 0
     should_prune: ShouldPrune | None = None
     tools: Tools = field(default_factory=dict[str, Callable[..., Any]])
-    seed: int | None = None
+    body: list[bytes] = field(default_factory=list[bytes])
+    files: dict[str, str] = field(default_factory=dict[str, str])
 
     def __post_init__(self) -> None:
         try:
@@ -131,18 +133,19 @@ class ExecutionRequest:
         self.collect = check_patterns(self.collect)
 
     def complete(self, tools: Tools, timeout: float | None, preparation: Preparation | None) -> None:
-        """Check the code and the names, and set what the interpreter decides.
+        """Check the code and the names, set what the interpreter decides, and encode the body.
 
         Args:
             tools: The interpreter's tools.
             timeout: The interpreter's default timeout in seconds.
-            preparation: The interpreter's preparation, from whose seed `seed` is derived.
+            preparation: The interpreter's preparation, from whose seed the execution's seed is derived.
 
         Raises:
-            ConfigurationError: The code, a variable's name or the timeout is invalid.
+            ConfigurationError: The code, a variable's name or the timeout is invalid, or text is not UTF-8.
         """
         self.timeout = _resolve_timeout(self.timeout, timeout)
-        self.tools = {**tools, **self._get_query_tools()}
+        query_tools = {} if self.queries is None else self.queries.tools
+        self.tools = {**tools, **query_tools}
         names = (*(self.variables or ()), *(self.encoded or ()))
         code = convert_code(self.code, self.tools, names)
         if type(code) is not str:
@@ -151,44 +154,40 @@ class ExecutionRequest:
         taken = {*PROVIDED_NAMES, *self.tools, *(QUERY_ERROR_NAMES if self.queries is not None else ())}
         for name in names:
             check_variable_name(name, taken=taken)
-        if preparation is not None:
-            self.seed = preparation.derive_seed(*(self.index if isinstance(self.index, tuple) else (self.index or 0,)))
-
-    def encode(self, paths: Mapping[str, str]) -> list[bytes]:
-        """Encode the body of an execute frame, in parts. Raises ConfigurationError for text that is not UTF-8.
-
-        Args:
-            paths: Paths in the sandbox of the variables of `encoded` that are sent as files.
-        """
-        variables, encoded = self.variables or {}, self.encoded or {}
-        small = {name: value for name, value in encoded.items() if name not in paths}
+        large = [name for name, value in (self.encoded or {}).items() if value.is_large]
+        self.files = {name: f"{OWN_FILE_PREFIX}-{uuid.uuid4().hex}.json" for name in large}
+        fields: dict[str, Any] = {
+            "code": self.code,
+            "names": [name for name in self.tools if name not in query_tools],
+            "output_fields": self.output_fields,
+            "files": self.files,
+            "queries": self.queries is not None,
+        }
+        if self.refuse_exit:
+            fields["refuse_exit"] = True
+        if preparation is not None and preparation.seed is not None:
+            numbers = self.index if isinstance(self.index, tuple) else (self.index,)
+            fields["seed"] = preparation.derive_seed(*numbers)
         try:
-            # Python normalizes names in code to NFKC, too.
-            values, nonfinite = encode_values_in_parts(
-                {unicodedata.normalize("NFKC", name): value for name, value in variables.items()}
-            )
-            for name, value in small.items():
-                nonfinite |= value.build_pointers(name)
-            rest = encode_fields(
-                {
-                    "code": self.code,
-                    "names": [name for name in self.tools if name not in self._get_query_tools()],
-                    "output_fields": self.output_fields,
-                    "files": dict(paths),
-                    "queries": self.queries is not None,
-                    **({} if self.seed is None else {"seed": self.seed}),
-                    **({"refuse_exit": True} if self.refuse_exit else {}),
-                    **({"nonfinite": nonfinite} if nonfinite else {}),
-                }
-            )
+            self.body = self._encode(fields)
         except NotJsonError as error:
             raise ConfigurationError(f"the variables or the code are not JSON and UTF-8: {error}") from None
+
+    def _encode(self, fields: dict[str, Any]) -> list[bytes]:
+        """Return the fields and the variables as JSON, in parts. Raises NotJsonError."""
+        variables = self.variables or {}
+        small = {name: value for name, value in (self.encoded or {}).items() if name not in self.files}
+        # Python normalizes names in code to NFKC, too.
+        values, nonfinite = encode_values_in_parts(
+            {unicodedata.normalize("NFKC", name): value for name, value in variables.items()}
+        )
+        for name, value in small.items():
+            nonfinite |= value.build_pointers(name)
+        if nonfinite:
+            fields["nonfinite"] = nonfinite
         more = b",".join(encode_fields({name: None})[1:-5] + value.json for name, value in small.items())
         comma = b"," if variables and more else b""
-        return [rest[:-1] + b',"variables":', *values[:-1], values[-1][:-1] + comma, more, b"}}"]
-
-    def _get_query_tools(self) -> Tools:
-        return {} if self.queries is None else self.queries.tools
+        return [encode_fields(fields)[:-1] + b',"variables":', *values[:-1], values[-1][:-1] + comma, more, b"}}"]
 
 
 def _resolve_timeout(timeout: float | None, default: float | None) -> float | None:
