@@ -1,9 +1,10 @@
-"""All system calls of the kernel: those that the filter refuses or inspects, and the reasons to allow the others.
+"""The system calls that the filter refuses or inspects, with the reasons.
 
 The list was reviewed against the tables of Linux 6.18 (arch/x86/entry/syscalls/syscall_64.tbl, scripts/syscall.tbl) up
-to `FIRST_UNKNOWN_CALL`. The filter reports that later numbers, and numbers in the tables' gaps, do not exist. A test
-compares this file with the table in tests/sandbox/confinement/system_calls.txt. Each call has its number on x86_64 and
-on aarch64, or None if it does not exist there. A sandbox "without a namespace" sees the host's files (landlock).
+to `FIRST_UNKNOWN_CALL`. The filter reports that later numbers, and numbers in the tables' gaps, do not exist. All other
+calls are allowed: `allowed_calls.txt` in tests/sandbox/confinement/ has the reasons. A test there compares both with the
+kernel's table. Each call has its number on x86_64 and on aarch64, or None if it does not exist there. A sandbox "without
+a namespace" sees the host's files (landlock).
 """
 
 Numbers = dict[str, tuple[int | None, int | None]]
@@ -104,49 +105,3 @@ CALLS: Numbers = {
     **DENIED_CALLS, **ABSENT_CALLS, **IGNORED_CALLS, **ATTRIBUTE_CHANGES, **ATTRIBUTE_READS, **KERNEL_MEMORY_CALLS,
     **ADDRESS_CALLS, **INSPECTED_CALLS,
 }  # fmt: skip
-
-# --------------------------------------------------------------------------------------- allowed, each for a reason
-
-ALLOWED_CALLS: dict[str, str] = {
-    "work on open descriptors; Landlock and the mounts decide what can be opened": """
-        read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 lseek close close_range dup dup2 dup3
-        sendfile splice tee vmsplice copy_file_range fsync fdatasync sync_file_range syncfs ftruncate fallocate
-        fadvise64 readahead flock getdents getdents64 fstat fstatfs fchdir cachestat""",
-    "name files; Landlock and the mounts decide which, but code can see that a file exists and its size": """
-        creat stat lstat newfstatat statx access faccessat faccessat2 readlink readlinkat statfs chdir getcwd
-        mkdir mkdirat rmdir unlink unlinkat rename renameat renameat2 link linkat symlink symlinkat mknod mknodat
-        execve execveat umask""",
-    "change the process's own memory, which RLIMIT_AS and RLIMIT_MEMLOCK count; numerical libraries need it": """
-        mmap munmap mremap mprotect madvise msync mincore brk mlock mlock2 munlock mlockall munlockall
-        remap_file_pages mbind set_mempolicy get_mempolicy set_mempolicy_home_node pkey_alloc pkey_free pkey_mprotect
-        map_shadow_stack mseal membarrier memfd_create""",
-    "make and end processes and threads, which RLIMIT_NPROC counts": """
-        fork vfork exit exit_group wait4 waitid set_tid_address set_robust_list rseq restart_syscall sched_yield
-        futex futex_waitv futex_wake futex_wait futex_requeue arch_prctl""",
-    "read the identity and usage of a process, but not its memory": """
-        getpid getppid gettid getpgid getpgrp getsid getuid geteuid getgid getegid getresuid getresgid getgroups
-        capget getpriority ioprio_get sched_getaffinity sched_getscheduler sched_getparam sched_getattr
-        sched_rr_get_interval sched_get_priority_max sched_get_priority_min getrlimit getrusage times getcpu
-        pidfd_open lsm_get_self_attr lsm_list_modules""",
-    "change the process itself, which can only give up rights: it gets no new privileges": """
-        setpgid setsid setuid setgid setreuid setregid setresuid setresgid setfsuid setfsgid setgroups capset prctl
-        seccomp landlock_create_ruleset landlock_add_rule landlock_restrict_self""",
-    "handle the process's own signals": """
-        rt_sigaction rt_sigprocmask rt_sigreturn rt_sigpending rt_sigtimedwait rt_sigsuspend sigaltstack pause
-        signalfd signalfd4""",
-    "read the time and wait": """
-        time gettimeofday clock_gettime clock_getres clock_nanosleep nanosleep alarm getitimer setitimer timer_create
-        timer_settime timer_gettime timer_getoverrun timer_delete timerfd_create timerfd_settime timerfd_gettime""",
-    "wait for descriptors, and connect the code's own processes": """
-        select pselect6 poll ppoll epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2 eventfd
-        eventfd2 pipe pipe2 inotify_init inotify_init1 inotify_rm_watch""",
-    "work on open sockets: pairs, and sockets of the sandbox's network namespace": """
-        sendto sendmsg sendmmsg recvfrom recvmsg recvmmsg shutdown getsockname getpeername setsockopt getsockopt""",
-    "read facts of the machine that any user can read": "uname sysinfo getrandom",
-    "write the disks' caches, as any user can; only the caller waits": "sync",
-    "work on a context of io_setup, which is refused": "io_destroy io_getevents io_pgetevents io_submit io_cancel",
-    "belong to the kernel's probes; a program that calls them is killed": "uretprobe uprobe",
-    "have a number but no implementation in the kernel": """
-        _sysctl create_module get_kernel_syms query_module getpmsg putpmsg afs_syscall tuxcall security vserver
-        set_thread_area get_thread_area epoll_ctl_old epoll_wait_old""",
-}
