@@ -2,9 +2,9 @@
 
 The list was reviewed against the tables of Linux 6.18 (arch/x86/entry/syscalls/syscall_64.tbl, scripts/syscall.tbl) up
 to `FIRST_UNKNOWN_CALL`. The filter reports that later numbers, and numbers in the tables' gaps, do not exist. All other
-calls are allowed: `allowed_calls.txt` in tests/sandbox/confinement/ has the reasons. A test there compares both with the
-kernel's table. Each call has its number on x86_64 and on aarch64, or None if it does not exist there. A sandbox "without
-a namespace" sees the host's files (landlock).
+calls are allowed: tests/sandbox/confinement/allowed_calls.txt has the reasons, and a test compares both with the
+kernel's table. Each call has its number on x86_64 and on aarch64, or None if it does not exist there. A sandbox
+"without a namespace" sees the host's files (landlock).
 """
 
 Numbers = dict[str, tuple[int | None, int | None]]

@@ -14,8 +14,9 @@ from ..wire.strict_json import dumps
 from .child.channel import FORK_REQUESTS, place_descriptors, report_unconfined
 from .child.forking import serve_forks
 from .child.fresh_python import start_fresh_python
+from .confinement import Confinement
 from .orphans import kill_descendants
-from .processes import has_ended, kill_session, signal
+from .processes import kill_session, signal, wait_for_end
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
     from .child.runner import CodeRunner
     from .collection import Collection
-    from .confinement import Confinement
     from .event_loop import EventLoop
 
 CHANNEL_PIPE_BYTES = 1024 * 1024  # bytes of a pipe to a child: the largest pipe that an ordinary user may request
@@ -158,7 +158,7 @@ class ChildProcess:
         self.is_broken = self.is_collector = False
         self.frame_kinds = CHILD_FRAMES  # frames that the child may send
         self.executions = 0  # number of executions started in the child
-        self._backlog = bytearray()
+        self.backlog = bytearray()  # frames that the child's pipe has no room for
         self._loop = loop
 
     def subtract_cpu(self, total: int) -> int:
@@ -168,14 +168,6 @@ class ChildProcess:
 
     def list_fds(self) -> list[int]:
         return [self.reads, self.writes, *self.outputs.values()]
-
-    @property
-    def has_ended(self) -> bool:
-        return has_ended(self.pid)
-
-    @property
-    def backlog_bytes(self) -> int:
-        return len(self._backlog)
 
     def begin(self, execution: Execution, body: bytes) -> None:
         """Send an execution to a free child."""
@@ -209,13 +201,13 @@ class ChildProcess:
 
     def send(self, header: dict[str, Any], body: bytes) -> None:
         parts = encode_frame_parts(header, body)
-        if not self._backlog:  # the usual case; avoids copying a large body
+        if not self.backlog:  # the usual case; avoids copying a large body
             try:
                 parts = write_available(self.writes, parts)
             except OSError:
                 return  # a dead or dying child: SIGCHLD follows
         if parts:
-            self._backlog += b"".join(parts)
+            self.backlog += b"".join(parts)
             self._flush()
 
     def send_settings(self, settings: dict[str, Any], body: bytes) -> None:
@@ -230,7 +222,7 @@ class ChildProcess:
 
     def _flush(self) -> None:
         # A failed write means a dead or dying child: SIGCHLD follows.
-        self._loop.flush(self.writes, self._backlog, self._flush)
+        self._loop.flush(self.writes, self.backlog, self._flush)
 
 
 def open_pipes() -> tuple[list[int], list[int]]:
@@ -259,63 +251,74 @@ def build_child(pid: int, ours: list[int], loop: EventLoop) -> ChildProcess:
     return ChildProcess(pid, out_reads, in_writes, {"stdout": stdout, "stderr": stderr}, loop)
 
 
-def fork_child(
-    work: Callable[[], None],
-    confinement: Confinement,
-    loop: EventLoop,
-    supervisor_fds: list[int],
-    requests: int | None = None,
-    start_file: int | None = None,
-) -> ChildProcess:
-    """Fork a confined child that runs `work` and then exits with status 0. Raises OSError.
+class ChildSource:
+    """The source of a supervisor's confined children, which it forks from itself.
 
-    The child closes the supervisor's descriptors. With `requests`, a socket, the child serves requests to fork itself.
-    `start_file` becomes the first descriptor after the child's fixed ones.
+    `list_fds` lists the supervisor's descriptors, which a child closes.
     """
 
-    def run(supervisor: int, ends: list[int], ours: list[int]) -> None:
-        is_forked_on = requests is not None
-        highest = leave_supervisor([*ends, requests] if requests is not None else ends, supervisor_fds + ours)
-        kept = FORK_REQUESTS + is_forked_on
-        if start_file is not None:
-            os.dup2(start_file, kept)
-            kept += 1
-        confine(confinement, supervisor, is_forked_on=is_forked_on)
-        os.closerange(kept, highest + 1)
-        work()
-        os._exit(0)
+    def __init__(self, runner: CodeRunner, loop: EventLoop, list_fds: Callable[[], list[int]]) -> None:
+        self.confinement = Confinement({})
+        self.loop = loop
+        self._runner = runner
+        self._list_fds = list_fds
+        self._settings: dict[str, Any] = {}
+        self._start_file: int | None = None
 
-    confinement.build()
-    return build_child(*fork_process(run), loop)
+    def apply_settings(self, settings: dict[str, Any], start_file: int | None) -> None:
+        """Confine later children by the settings. With `start_file`, code runs in a newly started Python.
 
+        The file becomes the first descriptor after the child's fixed ones. Raises OSError.
+        """
+        self.confinement = Confinement(settings["confinement"])
+        self._settings, self._start_file = settings, start_file
 
-def fork_runner(
-    runner: CodeRunner,
-    settings: dict[str, Any],
-    confinement: Confinement,
-    loop: EventLoop,
-    supervisor_fds: list[int],
-    requests: int | None = None,
-    start_file: int | None = None,
-) -> ChildProcess:
-    """Fork a child that waits for an execution and runs its code. Raises OSError.
+    def fork_runner(self, requests: int | None = None) -> ChildProcess:
+        """Fork a child that waits for an execution and runs its code. Raises OSError.
 
-    With `requests`, a socket, the child runs the code of `prepare` and is then forked for each execution. With
-    `start_file` the child starts a new Python interpreter.
-    """
-    supervisor = os.getpid()
+        With `requests`, a socket, the child runs the code of `prepare` and is then forked for each execution.
+        """
+        runner, supervisor = self._runner, os.getpid()
 
-    def run_code() -> None:
-        if start_file is not None:
-            start_fresh_python(supervisor, is_forked_on=requests is not None)
-        runner.enter_process()
-        runner.apply_settings(settings)
-        if requests is not None:
-            runner.prepare(confinement)
-            serve_forks(runner, confinement, supervisor)
-        runner.serve(confinement)
+        def run_code() -> None:
+            if self._start_file is not None:
+                start_fresh_python(supervisor, is_forked_on=requests is not None)
+            runner.enter_process()
+            runner.apply_settings(self._settings)
+            if requests is not None:
+                runner.prepare(self.confinement)
+                serve_forks(runner, self.confinement, supervisor)
+            runner.serve(self.confinement)
 
-    return fork_child(run_code, confinement, loop, supervisor_fds, requests, start_file)
+        return self.fork(run_code, requests, self._start_file)
+
+    def fork(
+        self, work: Callable[[], None], requests: int | None = None, start_file: int | None = None
+    ) -> ChildProcess:
+        """Fork a child that runs `work` and then exits with status 0. Raises OSError."""
+        supervisor_fds = self._list_fds()
+
+        def run(supervisor: int, ends: list[int], ours: list[int]) -> None:
+            highest = leave_supervisor([*ends, *([] if requests is None else [requests])], supervisor_fds + ours)
+            kept = FORK_REQUESTS + (requests is not None)
+            if start_file is not None:
+                os.dup2(start_file, kept)
+                kept += 1
+            confine(self.confinement, supervisor, is_forked_on=requests is not None)
+            os.closerange(kept, highest + 1)
+            work()
+            os._exit(0)
+
+        self.confinement.build()
+        return build_child(*fork_process(run), self.loop)
+
+    def run(self, work: Callable[[], None], seconds: float) -> None:
+        """Run `work` in a child, and kill the child after that time. Raises OSError."""
+        child = self.fork(work)
+        wait_for_end(child.pid, seconds)
+        kill_session(child.pid)
+        os.waitpid(child.pid, 0)
+        close_all(child.list_fds())
 
 
 def fork_process(run: Callable[[int, list[int], list[int]], None]) -> tuple[int, list[int]]:

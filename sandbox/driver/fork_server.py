@@ -8,18 +8,14 @@ import select
 import time
 
 from .child.forking import MAX_MESSAGE_BYTES, encode_descriptors
-from .child_process import build_child, close_all, fork_runner, open_pipes
+from .child_process import build_child, close_all, open_pipes
 from .processes import describe_end, has_ended, kill_session, list_children, list_descendants, read_end, signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Container
-    from typing import Any
 
-    from .child.runner import CodeRunner
-    from .child_process import ChildProcess
-    from .confinement import Confinement
-    from .event_loop import EventLoop
+    from .child_process import ChildProcess, ChildSource
 
 FORK_TIMEOUT_SECONDS = 10.0  # A fork takes a millisecond, or longer with gigabytes to map.
 LOOK_SECONDS = 0.1  # pause between two checks that the process still lives
@@ -32,24 +28,18 @@ class ForkServer:
     The supervisor waits for each fork, because without the fork's id it cannot tell the fork from an orphan.
     """
 
-    def __init__(
-        self,
-        runner: CodeRunner,
-        settings: dict[str, Any],
-        confinement: Confinement,
-        loop: EventLoop,
-        supervisor_fds: list[int],
-        start_file: int | None = None,
-    ) -> None:
+    def __init__(self, source: ChildSource) -> None:
         """Fork the process, which then waits for its code. Raises OSError."""
         import _socket
 
-        ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+        self._source = source
+        # The process closes our end with the other descriptors below its own end's.
+        self._requests, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+        self.fd: int = self._requests.fileno()
         try:
-            fds = [*supervisor_fds, ours.fileno()]
-            self.process = fork_runner(runner, settings, confinement, loop, fds, theirs.fileno(), start_file)
+            self.process = source.fork_runner(theirs.fileno())
         except OSError:
-            ours.close()
+            self._requests.close()
             raise
         finally:
             theirs.close()
@@ -57,13 +47,6 @@ class ForkServer:
         self.loss = ""
         self._kept: set[int] = set()  # adopted processes that `prepare` left running, and their descendants
         self._may_have_children = True
-        self._requests = ours
-        self._confinement = confinement
-        self._loop = loop
-
-    @property
-    def fd(self) -> int:
-        return int(self._requests.fileno())
 
     def list_kept(self) -> set[int]:
         """Return the living processes that `prepare` left running and that the supervisor adopted during a fork.
@@ -84,7 +67,7 @@ class ForkServer:
         below = list_descendants(self.process.pid) if self._may_have_children else {}
         ends, ours = open_pipes()
         try:
-            pid, status = self._request_fork(ends + self._confinement.rulesets)
+            pid, status = self._request_fork(ends + self._source.confinement.rulesets)
             if below:
                 self._kept.update(child for child in list_children() if child in below)
             if status < 0:
@@ -98,7 +81,7 @@ class ForkServer:
             raise
         finally:
             close_all(ends)
-        return build_child(pid, ours, self._loop)
+        return build_child(pid, ours, self._source.loop)
 
     def _request_fork(self, fds: list[int]) -> tuple[int, int]:
         """Request a child with these descriptors. Return its id and a status: 0, an error number, or minus a signal."""

@@ -15,9 +15,8 @@ from .child.environment import enter_environment, needs_new_start
 from .child.forking import import_common_modules
 from .child.fresh_python import write_start_file
 from .child.runner import CODE_NAME, CodeRunner
-from .child_process import NEVER, ChildProcess, Execution, build_child, close_all, fork_child, fork_runner
+from .child_process import NEVER, ChildProcess, ChildSource, Execution, build_child
 from .collection import COLLECTOR_FRAMES, Collection, encode_collected, encode_collector_end
-from .confinement import Confinement
 from .event_loop import EventLoop
 from .fork_server import ForkServer
 from .host_wire import HostWire
@@ -26,12 +25,12 @@ from .processes import (
     KILL_GRACE_SECONDS,
     count_memory_kills,
     describe_end,
+    has_ended,
     kill_session,
     send_signal,
     signal,
-    wait_for_end,
 )
-from .shared_folders import REPAIR_SECONDS, SharedFolders
+from .shared_folders import SharedFolders
 from .volume_commits import VolumeCommits
 
 TYPE_CHECKING = False
@@ -59,17 +58,15 @@ class Supervisor:
         self._commits = VolumeCommits([], self._wire.send)
         self._fork_server: ForkServer | None = None  # forks each execution, if there is code to prepare
         self._spare: ChildProcess | None = None  # a confined child that waits for the next execution
-        self._start_file: int | None = None  # the program of children that must start a new Python
         self._orphans = OrphanKiller()
         # Ended children with their exit status and signal. Their orphans are killed before the end is reported.
         self._ended: list[tuple[ChildProcess, Execution, int | None, int | None]] = []
-        self._confinement: Confinement | None = None
-        self._folders: SharedFolders | None = None
+        self._folders: SharedFolders  # set by `_op_start`
         self._settings: dict[str, Any] = {}
         self._wake: tuple[int, ...] = ()
         self._beat_seconds = self._silence_seconds = self._expires_at = NEVER
         self._is_warm = runner is not None  # common modules have been imported
-        self._runner = runner or CodeRunner()
+        self._source = ChildSource(runner or CodeRunner(), self._loop, self._list_fds)
         if child is not None:
             self._spare = build_child(*child, self._loop)
             self._add_child(self._spare)
@@ -105,8 +102,7 @@ class Supervisor:
         self._loop.close()
         for fd in self._wake:
             os.close(fd)
-        if self._confinement is not None:
-            self._confinement.close()
+        self._source.confinement.close()
 
     def _warm_up(self) -> None:
         """Import the modules that children inherit, while the driver is idle.
@@ -194,11 +190,10 @@ class Supervisor:
         self._wire.files_folder = settings.get("files")
         self._commits = VolumeCommits(settings["commit"], self._wire.send)
         enter_environment(settings)  # done once here, because children inherit it
-        if starts_python:
-            self._start_file = write_start_file(settings)
+        start_file = write_start_file(settings) if starts_python else None
         self._folders = SharedFolders(settings["cwd"], settings["temporary"])
-        self._confinement = Confinement(settings["confinement"])
-        self._confinement.become_supervisor()
+        self._source.apply_settings(settings, start_file)
+        self._source.confinement.become_supervisor()
         self._memory_kills = count_memory_kills()
         self._wire.send({"op": "ready", "id": 0, "pid": os.getpid()})
         if not self._is_warm:
@@ -219,14 +214,11 @@ class Supervisor:
         self._is_done = True
 
     def _op_prepare(self, header: dict[str, Any], body: bytes) -> None:
-        assert self._confinement is not None
         self._is_warm = True  # executions will not be forks of this process, so they inherit no modules from it
         execution = Execution(header["id"], header["timeout"], self._settings["output_cap"])
         self._end_spare()  # it would count against the process limit
         try:
-            server = ForkServer(
-                self._runner, self._settings, self._confinement, self._loop, self._list_fds(), self._start_file
-            )
+            server = ForkServer(self._source)
         except OSError as error:
             self._refuse(execution, "setup", f"no process could be made for it: {error.strerror}")
             return
@@ -251,11 +243,11 @@ class Supervisor:
             process.waiting.append((execution, body))  # the last execution was cancelled and is about to end
             return
         if process is None and self._executions > 1:
-            loss = self._put_folders_right()
+            loss = self._folders.restore(self._source, is_idle=self._is_idle)
             if loss:
                 self._refuse(execution, "unprepared", loss)
                 return
-        if self._spare is not None and self._spare.has_ended:
+        if self._spare is not None and has_ended(self._spare.pid):
             self._on_signal()  # Its SIGCHLD may not have arrived yet.
         try:
             process = process or self._spare or self._fork()
@@ -274,7 +266,7 @@ class Supervisor:
             self._drain(process)  # drops output that processes of earlier executions have written
         else:
             self._watch_output(process)
-        if self._folders is not None and self._is_idle:
+        if self._is_idle:
             self._folders.note_contents()
         process.begin(execution, body)
         if context is None and self._executions > 1 and self._spare is None:
@@ -291,8 +283,8 @@ class Supervisor:
     def _op_reply(self, header: dict[str, Any], body: bytes) -> None:
         for process in self._processes.values():
             if process.execution is not None and process.execution.id == header["id"]:
-                if process.backlog_bytes > MAX_REPLIES_BYTES:
-                    self._end_child(process, f"it left {process.backlog_bytes:,} bytes of answers unread", "replies")
+                if len(process.backlog) > MAX_REPLIES_BYTES:
+                    self._end_child(process, f"it left {len(process.backlog):,} bytes of answers unread", "replies")
                     return
                 process.send({"op": "reply", "token": process.execution.call_token, "call": header["call"]}, body)
 
@@ -318,14 +310,8 @@ class Supervisor:
 
     def _fork(self) -> ChildProcess:
         """Fork a confined child that waits for an execution, add it and return it. Raises OSError."""
-        assert self._confinement is not None
-        if self._fork_server is not None:
-            process = self._fork_server.fork(self._processes)
-        else:
-            process = fork_runner(
-                self._runner, self._settings, self._confinement, self._loop, self._list_fds(),
-                start_file=self._start_file,
-            )  # fmt: skip
+        server = self._fork_server
+        process = self._source.fork_runner() if server is None else server.fork(self._processes)
         self._add_child(process)
         return process
 
@@ -336,23 +322,6 @@ class Supervisor:
             process is server or (process.execution is None and process.context is None)
             for process in self._processes.values()
         )
-
-    def _put_folders_right(self) -> str:
-        """Repair the folders that all executions share; return why that failed, or "" on success."""
-        folders, confinement = self._folders, self._confinement
-        assert folders is not None
-        assert confinement is not None
-        if not folders.is_damaged(is_idle=self._is_idle):
-            return ""
-        try:
-            child = fork_child(folders.repair, confinement, self._loop, self._list_fds())
-        except OSError:
-            return folders.describe_damage()
-        wait_for_end(child.pid, REPAIR_SECONDS)
-        kill_session(child.pid)
-        os.waitpid(child.pid, 0)
-        close_all(child.list_fds())
-        return folders.describe_damage()
 
     def _end_spare(self) -> None:
         if self._spare is not None:
@@ -573,8 +542,10 @@ class Supervisor:
         has_ended = code is not None or number is not None
         if process.context is not None and has_ended:
             header["state_lost"] = True
-        if (process.context is None or has_ended) and (loss := self._put_folders_right()):
-            header["loss"] = loss
+        if process.context is None or has_ended:
+            loss = self._folders.restore(self._source, is_idle=self._is_idle)
+            if loss:
+                header["loss"] = loss
         if execution.collection is not None and execution.end_cause != "cancelled":
             header["collects"] = True
             self._collect(execution.id, execution.collection)
@@ -584,12 +555,9 @@ class Supervisor:
             process.begin(*process.waiting.pop(0))
 
     def _collect(self, number: int, collection: Collection) -> None:
-        assert self._confinement is not None
         sending = Execution(number, COLLECT_TIMEOUT_SECONDS, self._settings["output_cap"])
         try:
-            process = fork_child(
-                lambda: collection.send(sending.token), self._confinement, self._loop, self._list_fds()
-            )
+            process = self._source.fork(lambda: collection.send(sending.token))
         except OSError as error:
             self._wire.send(*encode_collected(number, f"no process could be made that reads them: {error.strerror}"))
             return

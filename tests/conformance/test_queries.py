@@ -364,7 +364,7 @@ async def test_tools_and_queries_work_together_and_queries_need_a_model(provider
         with pytest.raises(ConfigurationError, match="has the name of a function"):
             await interpreter.execute("1", {"llm_query": 1}, queries=access.queries(interpreter))
         interpreter.tools.clear()
-        with pytest.raises(CodeError, match=r"llm_query needs a model: set language_model"):
+        with pytest.raises(CodeError, match="llm_query needs a model: set `language_model`"):
             await interpreter.execute("llm_query('x')")
 
 

@@ -8,20 +8,19 @@ from ...wire.context_shape import MAX_INLINE_CHARACTERS, describe_context
 from ...wire.frames import MAX_CALL_BYTES
 from ...wire.names import MAX_PROMPTS
 from ...wire.strict_json import NotJsonError, dumps
-from .query_options import read_options, read_prompt
+from .query_options import are_lists, read_options, read_prompt
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    CallHost = Callable[[str, tuple[Any, ...], dict[str, Any]], Any] | None
     from .answer_format import AnswerFormat
     from .query_options import Prompt
 
-    Options = tuple[dict[str, Any], AnswerFormat | None]
+    CallHost = Callable[[str, tuple[Any, ...], dict[str, Any]], Any] | None
 
-MAX_PROMPTS_BYTES = MAX_CALL_BYTES - 256 * 1024  # bytes of JSON for prompts per host call; the rest is for a context
+MAX_QUERY_BYTES = MAX_CALL_BYTES - 1024  # JSON of the prompts and options of a host call, without the call's own names
 
 
 class QueryError(RuntimeError):
@@ -58,9 +57,9 @@ def make_query_names(call_host: CallHost) -> dict[str, Any]:
     def llm_query(
         prompt: str | None = None,
         *,
+        messages: list[dict[str, Any]] | None = None,
         model: str | None = None,
         system: str | None = None,
-        messages: list[dict[str, Any]] | None = None,
         images: list[Any] | None = None,
         response_format: Any = None,
         temperature: float | None = None,
@@ -70,9 +69,9 @@ def make_query_names(call_host: CallHost) -> dict[str, Any]:
 
         Args:
             prompt: Text of the query.
+            messages: A conversation in OpenAI's form, in the place of the prompt.
             model: Name of a model that the host allows; by default the host's choice.
             system: System message.
-            messages: A conversation in OpenAI's form, in the place of the prompt.
             images: Paths, bytes or URLs of images that go with the prompt.
             response_format: JSON schema as a dict, a pydantic model, a dataclass, or a type such as `list[str]`.
             temperature: Sampling temperature.
@@ -81,11 +80,13 @@ def make_query_names(call_host: CallHost) -> dict[str, Any]:
         Raises:
             QueryError: No model answered, or the answer does not fit `response_format`.
         """
-        options = read_options(
-            "llm_query", images=images, response_format=response_format, model=model, system=system,
-            temperature=temperature, max_tokens=max_tokens,
+        name = "llm_query"
+        options, answer_format = read_options(
+            name, response_format, model=model, system=system, images=images, temperature=temperature,
+            max_tokens=max_tokens,
         )  # fmt: skip
-        return _ask_one(call_host, "llm_query", prompt, messages=messages, options=options)
+        read = read_prompt(name, *_choose(name, "prompt", prompt, messages))
+        return _get_only(_ask(call_host, name, [read], options, answer_format))
 
     def rlm_query(prompt: str, context: Any = None) -> str:
         """Return the answer of a recursive language model, which runs Python.
@@ -97,50 +98,41 @@ def make_query_names(call_host: CallHost) -> dict[str, Any]:
         Raises:
             QueryError: No model answered.
         """
-        return _ask_one(call_host, "rlm_query", prompt, (context,))
+        read = read_prompt("rlm_query", "prompt", prompt, takes_messages=False)
+        return _get_only(_ask(call_host, "rlm_query", [read], {"context": context}))
 
     def llm_query_batched(
         prompts: list[str] | None = None,
         concurrency: int | None = None,
         on_error: str = "raise",
         *,
-        model: str | None = None,
-        system: str | None = None,
         messages: list[list[dict[str, Any]]] | None = None,
         images: list[Any] | None = None,
         response_format: Any = None,
-        temperature: float | None = None,
-        max_tokens: int | None = None,
+        **options: Any,
     ) -> list[Any]:
         """Return the answers to the prompts, in their order.
-
-        The other arguments are those of `llm_query`, and are the same for all prompts.
 
         Args:
             prompts: Texts of the queries.
             concurrency: Maximum number of queries at the same time; by default the host's limit.
             on_error: "raise" raises an error if a query fails; "return" puts the errors among the answers.
-            model: Name of a model that the host allows; by default the host's choice.
-            system: System message.
             messages: A conversation for each query, in the place of the prompts.
             images: Images that go with every prompt, or a list of images for each prompt.
-            response_format: JSON schema as a dict, a pydantic model, a dataclass, or a type such as `list[str]`.
-            temperature: Sampling temperature.
-            max_tokens: Tokens of each answer. The host's limit also holds.
+            response_format: As for `llm_query`.
+            options: `model`, `system`, `temperature` and `max_tokens` as for `llm_query`, the same for all prompts.
 
         Raises:
             QueryError: A query failed, with `on_error="raise"`.
         """
         name = "llm_query_batched"
-        own_images: Any = None
-        if isinstance(images, (list, tuple)) and images and all(isinstance(item, (list, tuple)) for item in images):
+        own_images: list[Any] | None = None
+        if images and are_lists(images):
             own_images, images = images, None
-        options = read_options(
-            name, images=images, response_format=response_format, model=model, system=system,
-            temperature=temperature, max_tokens=max_tokens,
-        )  # fmt: skip
-        more: Any = {"messages": messages, "options": options, "images": own_images}
-        return _ask_many(call_host, name, prompts, concurrency, on_error, **more)
+        options, answer_format = read_options(name, response_format, images=images, **options)
+        read = _read_prompts(name, *_choose(name, "prompts", prompts, messages), own_images)
+        options["concurrency"] = concurrency
+        return _ask_all(call_host, name, read, on_error, options, answer_format)
 
     def rlm_query_batched(
         prompts: list[str], concurrency: int | None = None, on_error: str = "raise", context: Any = None
@@ -156,7 +148,9 @@ def make_query_names(call_host: CallHost) -> dict[str, Any]:
         Raises:
             QueryError: A query failed, with `on_error="raise"`.
         """
-        return _ask_many(call_host, "rlm_query_batched", prompts, concurrency, on_error, (context,))
+        name = "rlm_query_batched"
+        read = _read_prompts(name, "prompts", prompts, takes_messages=False)
+        return _ask_all(call_host, name, read, on_error, {"concurrency": concurrency, "context": context})
 
     names: dict[str, Any] = dict(_ERRORS)
     for function in (llm_query, rlm_query, llm_query_batched, rlm_query_batched):
@@ -165,96 +159,83 @@ def make_query_names(call_host: CallHost) -> dict[str, Any]:
     return names
 
 
-def _ask_one(
-    call_host: CallHost,
-    name: str,
-    prompt: Any,
-    context: tuple[Any] | None = None,
-    *,
-    messages: Any = None,
-    options: Options | None = None,
-) -> Any:
-    argument, prompt = _choose(name, "prompt", prompt, messages)
-    read = read_prompt(name, argument, prompt, takes_messages=options is not None)
-    answer = _ask(call_host, name, [read], None, context, options)[0]
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
-
-
-def _ask_many(
-    call_host: CallHost,
-    name: str,
-    prompts: Any,
-    concurrency: int | None,
-    on_error: str,
-    context: tuple[Any] | None = None,
-    *,
-    messages: Any = None,
-    options: Options | None = None,
-    images: Any = None,
-) -> list[Any]:
-    if concurrency is not None and (not isinstance(concurrency, int) or concurrency < 1):  # type: ignore[reportUnnecessaryIsInstance]
-        raise ValueError(f"{name}: concurrency is {concurrency!r}: use 1 or more, or None for the default")
-    if on_error not in ("raise", "return"):
-        raise ValueError(f"{name}: on_error is {on_error!r}: use 'raise' or 'return'")
-    argument, prompts = _choose(name, "prompts", prompts, messages)
-    if isinstance(prompts, str):
-        raise TypeError(f"{name}: {argument} is one text: pass a list of texts")
-    prompts = list(prompts)
-    if len(prompts) > MAX_PROMPTS:
-        raise ValueError(
-            f"{name} was given {len(prompts):,} prompts, and takes at most {MAX_PROMPTS:,}: split them "
-            "over several calls"
-        )
-    if images is not None and len(images) != len(prompts):
-        raise ValueError(f"{name}: images has {len(images):,} lists, and there are {len(prompts):,} prompts")
-    for index, prompt in enumerate(prompts):
-        own = None if images is None else images[index]
-        prompts[index] = read_prompt(name, f"{argument}[{index}]", prompt, own, takes_messages=options is not None)
-    if not prompts:
-        return []
-    answers = _ask(call_host, name, prompts, concurrency, context, options)
-    errors = {index: answer for index, answer in enumerate(answers) if isinstance(answer, Exception)}
-    if errors and on_error == "raise":
-        results = {index: answer for index, answer in enumerate(answers) if index not in errors}
-        kinds = {type(error) for error in errors.values()}
-        first = min(errors)
-        raise (kinds.pop() if len(kinds) == 1 else QueryError)(
-            f"{len(errors)} of {len(answers)} queries failed, first number {first}: {errors[first]} -- "
-            "this error's .results and .errors have the answers and errors by index; on_error='return' "
-            "returns both",
-            results,
-            errors,
-        )
-    return answers
-
-
 def _choose(name: str, argument: str, value: Any, messages: Any) -> tuple[str, Any]:
     if value is not None and messages is not None:
         raise TypeError(f"{name}: both {argument} and messages are given: pass one of them")
     return (argument, value) if messages is None else ("messages", messages)
 
 
+def _read_prompts(
+    name: str, argument: str, prompts: Any, images: list[Any] | None = None, *, takes_messages: bool = True
+) -> list[Prompt]:
+    """Return the prompts of a batch as the host takes them; `images` has a list for each of them."""
+    if isinstance(prompts, str):
+        raise TypeError(f"{name}: {argument} is one text: pass a list of texts")
+    prompts = list(prompts)
+    if len(prompts) > MAX_PROMPTS:
+        raise ValueError(
+            f"{name}: {len(prompts):,} prompts are more than {MAX_PROMPTS:,}: split them over several calls"
+        )
+    if images is not None and len(images) != len(prompts):
+        raise ValueError(f"{name}: images has {len(images):,} lists, and there are {len(prompts):,} prompts")
+    return [
+        read_prompt(name, f"{argument}[{i}]", prompt, images and images[i], takes_messages=takes_messages)
+        for i, prompt in enumerate(prompts)
+    ]
+
+
+def _get_only(answers: list[Any]) -> Any:
+    """Return the answer of a query, or raise its error."""
+    if isinstance(answers[0], Exception):
+        raise answers[0]
+    return answers[0]
+
+
+def _ask_all(
+    call_host: CallHost,
+    name: str,
+    prompts: list[Prompt],
+    on_error: str,
+    options: dict[str, Any],
+    answer_format: AnswerFormat | None = None,
+) -> list[Any]:
+    """Return the answers of a batch. If some are errors, return them too, or raise one error with all answers."""
+    concurrency = options["concurrency"]
+    if concurrency is not None and (not isinstance(concurrency, int) or concurrency < 1):
+        raise ValueError(f"{name}: concurrency is {concurrency!r}: use 1 or more, or None for the default")
+    if on_error not in ("raise", "return"):
+        raise ValueError(f"{name}: on_error is {on_error!r}: use 'raise' or 'return'")
+    answers = _ask(call_host, name, prompts, options, answer_format) if prompts else []
+    errors = {index: answer for index, answer in enumerate(answers) if isinstance(answer, Exception)}
+    if not errors or on_error == "return":
+        return answers
+    kinds = {type(error) for error in errors.values()}
+    first = min(errors)
+    raise (kinds.pop() if len(kinds) == 1 else QueryError)(
+        f"{len(errors)} of {len(answers)} queries failed, first number {first}: {errors[first]} -- this error's "
+        ".results and .errors have the answers and errors by index; on_error='return' returns both",
+        {index: answer for index, answer in enumerate(answers) if index not in errors},
+        errors,
+    )
+
+
 def _ask(
     call_host: CallHost,
     name: str,
     prompts: list[Prompt],
-    concurrency: int | None,
-    context: tuple[Any] | None,
-    query_options: Options | None,
+    options: dict[str, Any],
+    answer_format: AnswerFormat | None = None,
 ) -> list[Any]:
-    """Return answers and unraised errors. `context` is a tuple of one value; functions without a context pass None."""
+    """Return the answers, with errors as values. A `context` of the options becomes its description."""
     if call_host is None:
-        raise QueryError(f"{name} needs a model: set language_model (--language-model)")
-    values, answer_format = query_options or ({}, None)
-    options: dict[str, Any] = {"concurrency": concurrency, **values}
+        raise QueryError(f"{name} needs a model: set `language_model`")
+    options = {"concurrency": None, **options}
     path = None
     try:
-        if context is not None:
-            options["context"] = _describe_context(name, context[0])
+        if "context" in options:
+            options["context"] = _describe_context(name, options["context"])
             path = options["context"].get("path")
-        room = MAX_PROMPTS_BYTES - (_count_bytes(values) if values else 0)
+        room = MAX_QUERY_BYTES - _count_bytes(options)
         replies = [reply for part in _cut(name, prompts, room) for reply in call_host(name, (part,), options)]
     finally:
         if path is not None:
@@ -306,17 +287,13 @@ def _cut(name: str, prompts: list[Prompt], room: int) -> list[list[Prompt]]:
 
     Each part is sent after the previous one has been answered. Raises ValueError for a prompt that is too long.
     """
-    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-    if len(texts) == len(prompts) and 6 * sum(map(len, texts)) + 3 * len(texts) <= room:  # safe for any characters
-        return [prompts]
     parts: list[list[Prompt]] = [[]]
     size = 0
     for prompt in prompts:
         length = _count_bytes(prompt) + 1
         if length > room:
             raise ValueError(
-                f"{name} was given a prompt of {length:,} bytes, and takes at most {room:,}: "
-                "cut it, or pass its text to rlm_query as context"
+                f"{name}: a prompt has {length:,} bytes, more than {room:,}: cut it, or pass it to rlm_query as context"
             )
         if parts[-1] and size + length > room:
             parts.append([])

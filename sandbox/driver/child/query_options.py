@@ -26,30 +26,33 @@ _IMAGE_KINDS = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"RI
 
 
 def read_options(
-    name: str, *, images: Any = None, response_format: Any = None, **values: Any
+    name: str, response_format: Any, *, images: Any = None, **options: Any
 ) -> tuple[dict[str, Any], AnswerFormat | None]:
-    """Return the options that are set, as the host takes them, and the conversion of answers.
+    """Return the options that are set, as the host takes and checks them, and the conversion of answers.
 
-    The host checks the others than format and images. Raises TypeError, ValueError and OSError.
+    Raises TypeError, ValueError and OSError for the format and the images.
     """
-    answer_format = None if response_format is None else AnswerFormat(response_format)
+    answer_format = None
+    if response_format is not None:
+        answer_format = AnswerFormat(response_format)
+        options["response_format"] = answer_format.schema
     if images is not None:
-        values["images"] = read_images(name, images)
-    if answer_format is not None:
-        values["response_format"] = answer_format.schema
-    return {option: value for option, value in values.items() if value is not None}, answer_format
+        options["images"] = read_images(name, images)
+    return {option: value for option, value in options.items() if value is not None}, answer_format
+
+
+def are_lists(values: Any) -> bool:
+    return isinstance(values, (list, tuple)) and all(isinstance(value, (list, tuple)) for value in values)
 
 
 def read_prompt(name: str, argument: str, prompt: Any, images: Any = None, *, takes_messages: bool = True) -> Prompt:
     """Return a prompt for the host: a text, or a list of messages. Raises TypeError, ValueError and OSError."""
-    if takes_messages and isinstance(prompt, (list, tuple)) and prompt:
-        messages: list[dict[str, Any]] = [
-            _read_message(name, f"{argument}[{place}]", item) for place, item in enumerate(prompt)
-        ]
-    elif isinstance(prompt, str):
+    if isinstance(prompt, str):
         if images is None:
             return prompt
-        messages = [{"role": "user", "content": [{"type": "text", "text": prompt}]}]
+        messages: list[Any] = [{"role": "user", "content": prompt}]
+    elif takes_messages and isinstance(prompt, (list, tuple)) and prompt:
+        messages = [_read_message(name, f"{argument}[{place}]", item) for place, item in enumerate(prompt)]
     else:
         wanted = "text or a list of messages" if takes_messages else "text"
         raise TypeError(f"{name}: {argument} is {add_article(type(prompt).__name__)}: pass a {wanted}")
@@ -62,22 +65,20 @@ def read_prompt(name: str, argument: str, prompt: Any, images: Any = None, *, ta
 
 
 def _read_message(name: str, place: str, message: Any) -> dict[str, Any]:
+    """Return the role and the content of a message, with images as data URLs. The host checks the rest."""
     content = message.get("content") if isinstance(message, dict) else None
-    if not isinstance(content, (str, list)) or not isinstance(message.get("role"), str):
+    if not isinstance(content, (str, list)) or "role" not in message:
         raise TypeError(f"{name}: {place} is no message: pass a dict such as {{'role': 'user', 'content': 'text'}}")
-    if isinstance(content, str):
-        return {"role": message["role"], "content": content}
-    parts: list[dict[str, Any]] = []
-    for part in content:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind == "text" and isinstance(part.get("text"), str):
-            parts.append({"type": "text", "text": part["text"]})
-        elif kind == "image_url" and isinstance(part.get("image_url"), dict) and "url" in part["image_url"]:
-            (url,) = read_images(name, [part["image_url"]["url"]])
-            parts.append({"type": "image_url", "image_url": {**part["image_url"], "url": url}})
-        else:
-            raise TypeError(f"{name}: {place} has a part that is neither a text nor an image_url")
-    return {"role": message["role"], "content": parts}
+    if isinstance(content, list):
+        content = [_read_part(name, part) for part in content]
+    return {"role": message["role"], "content": content}
+
+
+def _read_part(name: str, part: Any) -> Any:
+    if part["type"] != "image_url":
+        return part
+    (url,) = read_images(name, [part["image_url"]["url"]])
+    return {"type": "image_url", "image_url": {**part["image_url"], "url": url}}
 
 
 def read_images(name: str, images: Any) -> list[str]:

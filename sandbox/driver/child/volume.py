@@ -137,9 +137,7 @@ class Volume:
     def _resolve(self, path: str | os.PathLike[str], function: str) -> tuple[str, str]:
         """Return a path relative to the volume, and its real absolute path. Raises VolumeError for paths outside."""
         if self.root is None:
-            raise VolumeError(
-                f"{function} needs a volume: set volume_name (--volume-name), as in volume_name='results'"
-            )
+            raise VolumeError(f"{function} needs a volume: set `volume_name`")
         text = os.fspath(path)
         if not isinstance(text, str):  # type: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"{function}: a path must be text, not {type(text).__name__}")

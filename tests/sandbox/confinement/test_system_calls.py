@@ -15,7 +15,6 @@ from rlm_batch.sandbox.confinement import system_calls
 from rlm_batch.sandbox.confinement.policy import MACHINES, OWN_PID, Policy
 
 
-
 def read_words(name: str) -> list[str]:
     """Return the words of a file in this folder, without its comments."""
     lines = Path(__file__).with_name(name).read_text().splitlines()

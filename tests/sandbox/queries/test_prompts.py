@@ -46,11 +46,11 @@ except ValueError as error:
     async with LocalSandbox(isolation="none").interpreter() as interpreter:
         for name, count in (("llm", 1_000_000), ("rlm", 10_001)):
             refused = await interpreter.execute(too_many.format(name, count), queries=make_queries(model))
-            assert f"{count:,} prompts, and takes at most 10,000: split them" in refused.said
+            assert f"{count:,} prompts are more than 10,000: split them" in refused.said
         assert not model.most_tasks
         result = await interpreter.execute(too_long, queries=make_queries(model))
     assert result.answers == [str(size) for size in sizes]
-    assert "pass its text to rlm_query as context" in result.said
+    assert "pass it to rlm_query as context" in result.said
 
 
 async def test_the_host_refuses_too_many_prompts() -> None:
