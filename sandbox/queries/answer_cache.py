@@ -9,8 +9,7 @@ import json
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
-
-from ..errors import QueryError
+from weakref import WeakValueDictionary
 
 
 class AnswerStore(Protocol):
@@ -48,9 +47,8 @@ def build_key(fingerprint: dict[str, Any], messages: list[dict[str, Any]], optio
 class AnswerCache:
     """A cache in front of a model: it answers from a store and asks the model only for missing answers.
 
-    A caller waits if another caller is already asking the same question. If the asking caller is cancelled, or fails
-    because of its own deadline or budget, the next waiting caller asks. If the model fails, all waiting callers get its
-    QueryError. Use one cache on one event loop only.
+    A caller waits while another caller asks the same question. If that caller gets no answer, the next one asks. Use
+    one cache on one event loop only.
 
     Args:
         store: Storage of the answers.
@@ -60,7 +58,7 @@ class AnswerCache:
 
     def __init__(self, store: AnswerStore, execution: str | None = None) -> None:
         self._store = store
-        self._in_flight: dict[str, asyncio.Future[str | QueryError | None]] = {}  # None: the next caller must ask
+        self._locks = WeakValueDictionary[str, asyncio.Lock]()  # held while the question with this key is asked
         self.execution = execution
         self._counts = Counter[str]()  # how often an execution asked each question
         self.hits = 0  # questions answered without a request
@@ -68,32 +66,17 @@ class AnswerCache:
     async def get_answer(self, key: str, model: str, ask: Callable[[], Awaitable[str]]) -> str:
         """Return the stored answer to the question with this key, or the result of `ask` and store it.
 
-        `model` is the model's name, for records. Raises QueryError and the errors of `ask`.
+        `model` is the model's name, for records. Raises the errors of `ask`.
         """
         if self.execution is not None:
             self._counts[key] += 1
             key = hashlib.sha256(f"{self.execution} {key} {self._counts[key]}".encode()).hexdigest()
-        while (flight := self._in_flight.get(key)) is not None:
-            # The shield keeps a cancelled caller from cancelling the request for the others.
-            outcome = await asyncio.shield(flight)
-            if isinstance(outcome, QueryError):
-                raise type(outcome)(str(outcome))
-            if outcome is not None:
+        lock = self._locks.setdefault(key, asyncio.Lock())
+        async with lock:
+            text = self._store.find_answer(key)
+            if text is None:
+                text = await ask()
+                self._store.add_answer(key, model, text)
+            else:
                 self.hits += 1
-                return outcome
-        text = self._store.find_answer(key)
-        if text is not None:
-            self.hits += 1
             return text
-        flight = self._in_flight[key] = asyncio.get_running_loop().create_future()
-        outcome = None
-        try:
-            outcome = await ask()
-            self._store.add_answer(key, model, outcome)
-            return outcome
-        except QueryError as error:
-            outcome = error
-            raise
-        finally:
-            del self._in_flight[key]
-            flight.set_result(outcome)

@@ -1,9 +1,10 @@
 """Limits on the model calls, tokens and cost of a query tree or a whole flow run."""
 
-import concurrent.futures
+import asyncio
 import math
-import threading
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from ..errors import BudgetExceeded
@@ -56,21 +57,15 @@ class Estimate(NamedTuple):
         """Return the cost of prompt and answer in US dollars."""
         return self.prompt_tokens * self.prompt_price + self.answer_tokens * self.answer_price
 
-    def scale(self, prompt_share: float, answer_share: float) -> "Estimate":
-        """Return the estimate with these shares of its tokens."""
-        tokens = self.prompt_tokens * prompt_share, self.answer_tokens * answer_share
-        return Estimate(*tokens, self.prompt_price, self.answer_price)
-
 
 NO_ESTIMATE = Estimate()  # for budgets that limit only calls
 
 
 class Budget:
-    """Limits on calls, tokens and cost (US dollars); None means no limit. Safe to use from several threads.
+    """Limits on calls, tokens and cost (US dollars); None means no limit. Use it on one event loop only.
 
-    Before a call, reserve its expected usage. After the call, settle its real usage, or release the reservation if the
-    call failed. A call counts in the budget and in its `parent`, atomically: an execution's budget may limit the calls,
-    and the flow run's budget the cost.
+    Before a call, reserve its expected usage. After the call, settle its real usage. A call counts in the budget and in
+    its `parent`: an execution's budget may limit the calls, and the flow run's budget the cost.
 
     Before the first call has settled, each call is expected to use its maximum. Later, each call is expected to use the
     largest share of the maximum that a settled call has used. So a long possible answer does not block an almost unused
@@ -93,18 +88,16 @@ class Budget:
         self._tokens = tokens
         self._cost = cost
         self._ancestry: list[Budget] = [self] if parent is None else [self, *parent._ancestry]
-        self._lock: threading.RLock = parent._lock if parent is not None else threading.RLock()
         self.usage = Usage()  # total of settled calls
-        self._reserved: dict[Reservation, Estimate] = {}
-        # Only the last ancestor uses these: the waiting calls, and the largest shares that settled calls have used.
-        self._waiting: list[concurrent.futures.Future[None]] = []
+        self._reserved: list[Estimate] = []  # of running calls
+        # Only the last ancestor uses these: the next settled call, and the largest shares that settled calls have used.
+        self._settled = asyncio.Event()
         self._shares: tuple[float, float] | None = None  # share of the prompt, share of the answer
 
     @property
     def remaining_calls(self) -> int | None:
         """Return how many more calls this budget's own limit allows; None means no limit."""
-        with self._lock:
-            return None if self._calls is None else max(0, self._calls - self.usage.calls - len(self._reserved))
+        return None if self._calls is None else max(0, self._calls - self.usage.calls - len(self._reserved))
 
     @property
     def limits_tokens(self) -> bool:
@@ -116,54 +109,45 @@ class Budget:
         """Return True if a reservation needs the prices of a call."""
         return any(budget._cost is not None for budget in self._ancestry)
 
-    def check(self, most: Estimate = NO_ESTIMATE) -> None:
-        """Raise BudgetExceeded if the call would not fit even without other running calls."""
-        with self._lock:
-            expected = self._expect(most)
-            for budget in self._ancestry:
-                budget._check_alone(expected)
+    def check(self, most: Estimate = NO_ESTIMATE) -> Estimate:
+        """Return the expected usage of a call that uses at most `most`.
 
-    async def reserve(self, most: Estimate = NO_ESTIMATE) -> "Reservation":
+        Raises BudgetExceeded if the call would not fit even without other running calls.
+        """
+        prompts, answers = self._ancestry[-1]._shares or (1.0, 1.0)
+        expected = most._replace(prompt_tokens=most.prompt_tokens * prompts, answer_tokens=most.answer_tokens * answers)
+        for budget in self._ancestry:
+            budget._check_alone(expected)
+        return expected
+
+    async def reserve(self, most: Estimate = NO_ESTIMATE) -> Callable[[Usage], None]:
         """Reserve one call. If it does not fit beside the running calls, wait until they settle.
+
+        Returns:
+            The function that settles the call: it replaces the reserved usage by the real one. Call it once.
 
         Raises:
             BudgetExceeded: The call would not fit even without other running calls.
         """
-        while True:
-            with self._lock:
-                self.check(most)
-                expected = self._expect(most)
-                if all(budget._fits_beside_others(expected) for budget in self._ancestry):
-                    reservation = Reservation(self, most)
-                    for budget in self._ancestry:
-                        budget._reserved[reservation] = expected
-                    return reservation
-                settled: concurrent.futures.Future[None] = concurrent.futures.Future()
-                self._ancestry[-1]._waiting.append(settled)
-            import asyncio  # It takes 20 ms, and whoever only checks options does not need it.
+        expected = self.check(most)
+        while not all(budget._fits_beside_others(expected) for budget in self._ancestry):
+            await self._ancestry[-1]._settled.wait()
+            expected = self.check(most)
+        for budget in self._ancestry:
+            budget._reserved.append(expected)
+        return partial(self._settle, most, expected)
 
-            await asyncio.wrap_future(settled)
-
-    def _expect(self, most: Estimate) -> Estimate:
-        """Return the expected usage of the call."""
-        return most.scale(*(self._ancestry[-1]._shares or (1.0, 1.0)))
-
-    def _settle(self, reservation: "Reservation", usage: Usage) -> None:
+    def _settle(self, most: Estimate, expected: Estimate, usage: Usage) -> None:
+        for budget in self._ancestry:
+            budget._reserved.remove(expected)
+            budget.usage += usage
         root = self._ancestry[-1]
-        with self._lock:
-            if reservation not in self._reserved:
-                return
-            for budget in self._ancestry:
-                del budget._reserved[reservation]
-                budget.usage += usage
-            if usage.calls and (most := reservation.most).tokens:
-                prompts, answers = root._shares or (0.0, 0.0)
-                prompts = max(prompts, usage.prompt_tokens / max(1, most.prompt_tokens))
-                root._shares = prompts, max(answers, usage.completion_tokens / max(1, most.answer_tokens))
-            waiting, root._waiting = root._waiting, []
-            for future in waiting:
-                if future.set_running_or_notify_cancel():
-                    future.set_result(None)
+        if usage.calls and most.tokens:
+            prompts, answers = root._shares or (0.0, 0.0)
+            prompts = max(prompts, usage.prompt_tokens / max(1, most.prompt_tokens))
+            root._shares = prompts, max(answers, usage.completion_tokens / max(1, most.answer_tokens))
+        root._settled.set()
+        root._settled = asyncio.Event()
 
     def _check_alone(self, expected: Estimate) -> None:
         if self._calls is not None and self.usage.calls + 1 > self._calls:
@@ -184,7 +168,7 @@ class Budget:
 
     def _fits_beside_others(self, expected: Estimate) -> bool:
         """Return True if a call that fits alone also fits beside the running calls."""
-        others = self._reserved.values()
+        others = self._reserved
         tokens = self.usage.tokens + sum(other.tokens for other in others) + expected.tokens
         cost = (self.usage.cost or 0.0) + sum(other.cost for other in others) + expected.cost
         return not others or (
@@ -192,19 +176,3 @@ class Budget:
             and (self._tokens is None or tokens <= self._tokens)
             and (self._cost is None or cost <= self._cost * (1 + ROUNDING_TOLERANCE))
         )
-
-
-class Reservation:
-    """The reserved budget of a call that uses at most `most`. Only the first `settle` or `release` has an effect."""
-
-    def __init__(self, budget: Budget, most: Estimate) -> None:
-        self.most = most
-        self._budget = budget
-
-    def settle(self, usage: Usage) -> None:
-        """Replace the reserved amounts by the used amounts."""
-        self._budget._settle(self, usage)  # type: ignore[reportPrivateUsage]
-
-    def release(self) -> None:
-        """Return the reserved amounts to the budget."""
-        self.settle(Usage())

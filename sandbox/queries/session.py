@@ -326,20 +326,19 @@ class QuerySession:
         try:
             async with asyncio.timeout_at(self.deadline), self._request_slots:
                 # Reserve only now: a request that waits for its slot must not hold budget that others could use.
-                reservation = await self.budget.reserve(most)
+                settle = await self.budget.reserve(most)
+                usage = Usage()  # A cancelled request counts as unused: no provider reports if it was billed.
                 try:
-                    try:
-                        answer = await model.ask(messages, options)
-                    except EmptyAnswerError as error:
-                        reservation.settle(error.answer.usage)
-                        query.usage += error.answer.usage
-                        raise
-                    reservation.settle(answer.usage)
+                    answer = await model.ask(messages, options)
+                    usage = answer.usage
+                except EmptyAnswerError as error:
+                    usage = error.answer.usage
+                    raise
                 finally:
-                    reservation.release()  # a cancelled request counts as unused: no provider reports if it was billed
+                    settle(usage)
+                    query.usage += usage
         except TimeoutError:
             raise self.make_deadline_error() from None
-        query.usage += answer.usage
         return answer
 
     async def run_recorded(self, query: Query, parent: Query | None, work: Callable[[], Awaitable[str]]) -> str:
