@@ -151,12 +151,7 @@ class Interpreter:
             await run_shielded(sandbox.remove())
             raise SandboxLost("this interpreter was shut down while its sandbox was being opened")
         try:
-            try:
-                return await self._start_driver(sandbox, request)
-            except SandboxStartError:
-                if not await sandbox.may_start_again():
-                    raise
-                return await self._start_driver(sandbox, request)
+            return await self._start_driver(sandbox, request)
         except BaseException as error:
             self._close("its driver did not start")
             self._protocol = self._channel = None

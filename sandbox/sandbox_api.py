@@ -25,7 +25,6 @@ class Sandbox(ABC):
         isolation: Isolation level.
         layers: Mechanisms that the isolation consists of.
         has_network: True if code can open connections to other machines.
-        disk_mib: Limit of the sandbox's files together, in MiB; None if the provider has no such option.
         limits: The provider's options that limit code, with the values that are enforced.
         memory_option: The provider's option to raise after a MemoryError; "" if there is no such option.
         kill_memory_option: The provider's option to raise after the kernel killed code that used too much memory; "" if
@@ -38,10 +37,14 @@ class Sandbox(ABC):
     layers: tuple[str, ...]
     settings: DriverSettings
     has_network: bool = True
-    disk_mib: int | None = None
     limits: Mapping[str, int] = {}
     memory_option: str = ""
     kill_memory_option: str = ""
+
+    @property
+    def disk_mib(self) -> int | None:
+        """Return the limit of the sandbox's files together, in MiB; None if there is no such limit."""
+        return self.limits.get("disk_mib")
 
     @abstractmethod
     async def connect(self, receive: Callable[[bytes], None], closed: Callable[[str], None]) -> Channel:
@@ -57,10 +60,6 @@ class Sandbox(ABC):
         SandboxStartError.
         """
         return None
-
-    async def may_start_again(self) -> bool:
-        """Return True if the driver failed to start for a reason that is resolved, so `connect` may be retried."""
-        return False
 
     def read_stderr_tail(self) -> str:
         """Return the end of the driver's standard error, or "" if it is unknown."""

@@ -139,19 +139,11 @@ class SyncInterpreter(BaseInterpreter["Result"]):
 
     def _start_pipe(self, sandbox: Sandbox) -> bool:
         """Start the driver of a sandbox on this machine. Return False for any other sandbox."""
-        try:
-            self._attach(sandbox)
-        except SandboxStartError:
-            if not run_sync(sandbox.may_start_again):
-                raise
-            self._attach(sandbox)
-        return self._pipe is not None
-
-    def _attach(self, sandbox: Sandbox) -> None:
         wire = run_sync(sandbox.attach)
         if wire is not None:
             self._pipe = PipeTransport(DriverProtocol(sandbox), *wire, run_sync)
             self._pipe.start(self._prepare)
+        return wire is not None
 
     def run(self, request: ExecutionRequest) -> Result:
         output: OutputQueue | None = None

@@ -11,6 +11,7 @@ from ...sandbox.errors import ConfigurationError
 from ..host_files.cache import check_out_repository
 from ..host_files.files import HostFiles
 from ..host_files.mounts import HostMount
+from ..host_files.source_tree import check_open_to_others
 from ..storage.local_volume import UMASK, find_volume
 from ..worker_consent import check_network, check_runtime
 from .command import START_ENVIRONMENT, build_bind, build_run_command, resolve_mount_point
@@ -95,7 +96,6 @@ async def create_container(
     handle = ContainerHandle(
         engine, name, ready.layers, driver_settings, command, payload, volume, has_network=settings.network
     )
-    handle.disk_mib = settings.disk_limit_mib
     handle.limits = {
         "memory_mib": settings.memory_mib,
         "processes": settings.processes,
@@ -119,7 +119,7 @@ def check_mounts(mounts: Sequence[HostMount], engine: Engine) -> None:
             )
         mount.check_source()
         if os.geteuid() == 0:
-            mount.check_open_to_others()
+            check_open_to_others("mounts", mount.source)
 
 
 def check_consent(settings: ContainerSettings) -> None:

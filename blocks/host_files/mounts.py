@@ -69,15 +69,6 @@ class HostMount:
                 "contents meanwhile"
             )
 
-    def check_open_to_others(self) -> None:
-        """Raise ConfigurationError if other users may not read the source. Under root, code has a separate user."""
-        needed = 0o005 if self.is_directory else 0o004
-        if os.stat(self.source).st_mode & needed != needed:
-            raise ConfigurationError(
-                f"mounts: {self.source} is not readable by other users, and the sandbox's code runs as "
-                f"one: chmod -R o+rX {self.source}, or run as an ordinary user"
-            )
-
     def describe_driver_check(self, access: int = 0) -> list[Any]:
         """Return the values that the driver compares before code runs, because a link may have changed.
 

@@ -35,6 +35,17 @@ def locate_source(text: str, parameter: str) -> Path:
     return real
 
 
+def check_open_to_others(parameter: str, *paths: Path) -> None:
+    """Raise ConfigurationError if other users may not read a file or directory. Under root, code has another user."""
+    for path in paths:
+        needed = 0o005 if path.is_dir() else 0o004
+        if path.stat().st_mode & needed != needed:
+            raise ConfigurationError(
+                f"{parameter}: {path} is not readable by other users, and the sandbox's code runs as one: "
+                f"chmod -R o+rX {path}, or run as an ordinary user"
+            )
+
+
 @contextmanager
 def open_source(path: Path) -> Iterator[int]:
     """Yield a descriptor of a file or directory at a path without links. Raises OSError if a part has become a link."""

@@ -1,29 +1,40 @@
 """The creation of a local sandbox: its folder, its settings, and the launch of its driver."""
 
+import itertools
 import os
-import pwd
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from ...sandbox.driver_settings import DriverSettings
-from ...sandbox.errors import ConfigurationError, SandboxStartError
+from ...sandbox.errors import SandboxStartError
 from ...sandbox.wire.python_directory import remove_python_directory, write_python_directory
 from ..host_files.mounts import HostMount
 from ..host_files.python_path import PythonPath
+from ..host_files.source_tree import check_open_to_others
 from ..storage.local_volume import UMASK, find_volume
 from .cgroup import MIB, SandboxGroup, find_parent, plan_totals, try_remove_group
 from .deletion import FIRST_UID, remove_folder
 from .handle import LocalSandboxHandle
-from .inventory import USERS_FILE, compute_mark, pick_folder, write_locked_labels
+from .inventory import compute_mark, pick_folder, write_locked_labels
 from .isolation import IsolationLevel, build_confinement, list_layers, list_limits
-from .launch.bubblewrap import MODULES_MOUNT, PACKAGES_MOUNT, PYTHON_MOUNT, SCRIPTS_MOUNT, Mount, resolve_mount_point
+from .launch.bubblewrap import (
+    MODULES_MOUNT,
+    OWN_DIRECTORIES,
+    PACKAGES_MOUNT,
+    PYTHON_MOUNT,
+    SCRIPTS_MOUNT,
+    Mount,
+    resolve_mount_point,
+)
 from .launch.driver_process import START_ENVIRONMENT, find_python
 from .launch.launcher import Launch
 from .settings import LocalSettings
 from .watcher import WatchedSandbox
+
+COPIED_MODULES = "python-path"  # directory in a sandbox's folder
+USER_NAME = "sandbox"  # name of the user that runs the code
 
 
 @dataclass(frozen=True)
@@ -39,9 +50,19 @@ class Libraries:
     modules: Sequence[Path] = ()
     copied_modules: PythonPath | None = None
 
+    def list_mounts(self, folder: Path) -> tuple[list[Mount], list[Mount], list[Mount]]:
+        """Return the mounts of packages, modules and scripts for the sandbox in this folder."""
+        copies = (
+            [] if self.copied_modules is None else self.copied_modules.list_directories(f"{folder}/{COPIED_MODULES}")
+        )
+        return (
+            _mount_all(self.packages, PACKAGES_MOUNT),
+            _mount_all([*self.modules, *map(Path, copies)], MODULES_MOUNT),
+            [] if self.scripts is None else [Mount(str(self.scripts), SCRIPTS_MOUNT)],
+        )
+
 
 NO_LIBRARIES = Libraries()
-USER_NAME = "sandbox"  # name of the user that runs the code
 
 
 def create_sandbox(
@@ -54,62 +75,34 @@ def create_sandbox(
 ) -> LocalSandboxHandle:
     """Create a sandbox whose driver does not run yet, in a new folder or in that of a `kept` sandbox."""
     is_bubblewrap = level == "bubblewrap"
+    has_own_user = os.geteuid() == 0 and level != "none"
     for mount in host_mounts:
         mount.check_source()
-    volume, gid, volume_path = None, None, None
+    if has_own_user:
+        check_open_to_others("packages", *libraries.packages)
+        check_open_to_others("mounts", *(mount.source for mount in host_mounts))
+    volume, gid, volumes = None, None, list[Mount]()
     if settings.volume_name is not None:
         volume = find_volume(settings.volume_root, settings.volume_name)
         gid = volume.create()
-        volume_path = (
-            resolve_mount_point(settings.volume_mount_path) if is_bubblewrap else os.path.realpath(volume.path)
-        )
-    has_own_user = os.geteuid() == 0 and level != "none"
-    if has_own_user:
-        for path in libraries.packages:
-            if os.stat(path).st_mode & 0o005 != 0o005:
-                raise ConfigurationError(
-                    f"packages: {path} is not readable by other users, and the sandbox's code runs as one: "
-                    f"chmod -R o+rX {path}, or run as an ordinary user"
-                )
-        for mount in host_mounts:
-            mount.check_open_to_others()
+        path = resolve_mount_point(settings.volume_mount_path) if is_bubblewrap else os.path.realpath(volume.path)
+        volumes = [Mount(str(volume.path), path, is_writable=True)]
     folder = kept or pick_folder()
-    plan = plan_totals(settings, level)
-    group = SandboxGroup(find_parent().path / folder.name, plan.grouped)
-    uid = FIRST_UID + int.from_bytes(os.urandom(3), "big") if has_own_user else None
-    if kept is not None:
-        uid = (kept / "work").stat().st_uid if has_own_user else None
-        remove_python_directory(str(kept / "python"), [USERS_FILE])
+    shared = libraries.list_mounts(folder)
+    packages, modules, scripts = (
+        [mount.target if is_bubblewrap else mount.source for mount in mounts] for mounts in shared
+    )
+    python_directory: dict[str, Any] = {
+        "python": find_python(), "first": modules, "last": packages, "scripts": next(iter(scripts), None),
+    }  # fmt: skip
+    totals = plan_totals(settings, level)
+    group = SandboxGroup(find_parent().path / folder.name, totals.grouped)
     try:
-        if kept is None:
-            folder.mkdir(mode=0o700)
-        for path in () if kept is not None else (folder / "work", folder / "tmp"):
-            path.mkdir()
-            path.chmod(0o755)  # Override a strict umask: a root host's supervisor enters without root's rights.
-            if uid is not None:
-                os.chown(path, uid, uid)
-        if uid is not None:
-            # The code may only pass through the folder itself.
-            os.chown(folder, 0, uid)
-            folder.chmod(0o710)
-        module_directories = [*libraries.modules]
-        if libraries.copied_modules is not None:
-            if kept is None:
-                libraries.copied_modules.write(folder / "python-path")
-            copies = libraries.copied_modules.list_directories(str(folder / "python-path"))
-            module_directories += map(Path, copies)
-        shared = [
-            *(_mount_all(libraries.packages, PACKAGES_MOUNT), _mount_all(module_directories, MODULES_MOUNT)),
-            [] if libraries.scripts is None else [Mount(str(libraries.scripts), SCRIPTS_MOUNT)],
-        ]
-        packages, modules, scripts = (
-            [mount.target if is_bubblewrap else mount.source for mount in group] for group in shared
-        )
-        python_directory: dict[str, Any] = {
-            "python": find_python(), "first": modules, "last": packages, "scripts": next(iter(scripts), None),
-        }  # fmt: skip
+        uid = _make_folder(folder, has_own_user=has_own_user)
+        if libraries.copied_modules is not None and kept is None:
+            libraries.copied_modules.write(folder / COPIED_MODULES)
         if not is_bubblewrap:
-            write_python_directory(str(folder / "python"), **python_directory)
+            write_python_directory(f"{folder}/python", **python_directory)
         # The labels precede the group, so that a process that finds the folder also finds the group.
         lock = write_locked_labels(folder, labels, group.path)
         group.create()
@@ -117,13 +110,67 @@ def create_sandbox(
         try_remove_group(group.path)
         if kept is None:
             remove_folder(folder)
-        raise SandboxStartError(
-            f"a sandbox's folder or control group could not be created ({error.filename or folder.parent}): "
-            f"{error.strerror}"
-        ) from error
-    work, tmp = ("/sandbox", "/tmp") if is_bubblewrap else (str(folder / "work"), str(folder / "tmp"))
-    python = PYTHON_MOUNT if is_bubblewrap else str(folder / "python")
-    environment = {
+        where = error.filename or folder.parent
+        raise SandboxStartError(f"a sandbox could not be created ({where}): {error.strerror}") from error
+    own = (
+        (*OWN_DIRECTORIES, PYTHON_MOUNT)
+        if is_bubblewrap
+        else tuple(f"{folder}/{name}" for name in ("work", "tmp", "python"))
+    )
+    writable, readable = (*own[:2], *(mount.target for mount in volumes)), (own[2], *packages, *modules, *scripts)
+    confinement = build_confinement(settings, level, uid, writable, readable, host_mounts)
+    confinement["limits"]["RSS"] = compute_mark(folder)
+    if gid is not None:
+        confinement.update(gid=gid, umask=UMASK)
+    driver_settings = DriverSettings(
+        cwd=own[0],
+        volume=next((mount.target for mount in volumes), None),
+        environment=_build_environment(settings, *own[:2]),
+        temporary=[own[1], "/dev/shm"] if is_bubblewrap else [own[1]],
+        path=packages,
+        python_path=modules,
+        executable=f"{own[2]}/bin/python",
+        heartbeat=None,  # On one machine the end of the wire is enough.
+        lifetime=settings.lifetime,
+        confinement=confinement,
+    )
+    # At most half of the total memory, because files in /dev/shm stay when the code that wrote them was killed.
+    shm_mib = min(settings.memory_mib, (settings.total_memory_mib or 2 * settings.memory_mib) // 2)
+    launch = Launch(folder, is_bubblewrap)
+    if is_bubblewrap:
+        mounts = (*volumes, *itertools.chain(*shared), *(Mount(str(each.source), each.target) for each in host_mounts))
+        disk_mib = 0 if kept else settings.disk_mib or 0
+        launch = Launch(folder, is_bubblewrap, mounts, shm_mib * MIB, python_directory, disk_mib * MIB)
+    watched = WatchedSandbox(totals.watched) if totals.watched else None
+    layers = (*list_layers(level), *totals.layers)
+    handle = LocalSandboxHandle(folder, level, layers, driver_settings, launch, volume, lock, group, watched)
+    handle.limits = list_limits(settings, level)
+    return handle
+
+
+def _make_folder(folder: Path, *, has_own_user: bool) -> int | None:
+    """Create the directories of a sandbox that are missing, and return the id of the user that runs its code."""
+    uid = None
+    if has_own_user:
+        work = folder / "work"
+        uid = work.stat().st_uid if work.exists() else FIRST_UID + int.from_bytes(os.urandom(3), "big")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    for path in (folder / "work", folder / "tmp"):
+        path.mkdir(exist_ok=True)
+        path.chmod(0o755)  # Override a strict umask: a root host's supervisor enters without root's rights.
+        if uid is not None:
+            os.chown(path, uid, uid)
+    if (folder / "python").exists():  # in a kept sandbox
+        remove_python_directory(str(folder / "python"))
+    if uid is not None:
+        # The code may only pass through the folder itself.
+        os.chown(folder, 0, uid)
+        folder.chmod(0o710)
+    return uid
+
+
+def _build_environment(settings: LocalSettings, work: str, tmp: str) -> dict[str, str]:
+    return {
         **START_ENVIRONMENT,
         "PATH": "/usr/local/bin:/usr/bin:/bin",
         "HOME": work,
@@ -132,57 +179,6 @@ def create_sandbox(
         "TMPDIR": tmp,
         **{name: value.get_secret_value() for name, value in settings.environment.items()},
     }
-    driver_settings = DriverSettings(
-        cwd=work,
-        volume=volume_path,
-        environment=environment,
-        temporary=[tmp, "/dev/shm"] if is_bubblewrap else [tmp],
-        path=packages,
-        python_path=modules,
-        executable=f"{python}/bin/python",
-        heartbeat=None,  # On one machine the end of the wire is enough.
-        lifetime=settings.lifetime,
-        confinement=build_confinement(
-            settings, level, uid, (work, tmp), volume_path, (*packages, *modules, *scripts), host_mounts, (python,)
-        ),
-    )
-    driver_settings.confinement["limits"]["RSS"] = compute_mark(folder)
-    if gid is not None:
-        driver_settings.confinement.update(gid=gid, umask=UMASK)
-    mounts = [] if volume is None or volume_path is None else [Mount(str(volume.path), volume_path, is_writable=True)]
-    mounts += [mount for group in shared for mount in group]
-    mounts += [Mount(str(mount.source), mount.target) for mount in host_mounts]
-    # At most half of the total memory, because files in /dev/shm stay when the code that wrote them was killed.
-    shm_mib = min(settings.memory_mib, (settings.total_memory_mib or 2 * settings.memory_mib) // 2)
-    launch = Launch(folder, is_bubblewrap)
-    if is_bubblewrap:
-        user_line, disk_mib = _build_user_line(uid), 0 if kept else settings.disk_mib or 0
-        launch = Launch(
-            folder, is_bubblewrap, tuple(mounts), shm_mib * MIB, python_directory, user_line, disk_mib * MIB
-        )
-    watched = WatchedSandbox(plan.watched) if plan.watched else None
-    layers = (*list_layers(level), *plan.layers)
-    handle = LocalSandboxHandle(folder, level, layers, driver_settings, launch, volume, lock, group, watched)
-    handle.disk_mib = settings.disk_mib
-    handle.limits = list_limits(settings, level)
-    return handle
-
-
-@cache
-def _is_known_user(uid: int) -> bool:
-    try:
-        pwd.getpwuid(uid)
-    except KeyError:
-        return False
-    return True
-
-
-def _build_user_line(uid: int | None) -> str:
-    """Return the line of the sandbox's user if /etc/passwd can be read and lacks it; otherwise nothing."""
-    if not os.access("/etc/passwd", os.R_OK) or (uid is None and _is_known_user(os.geteuid())):
-        return ""
-    user, group = (os.geteuid(), os.getegid()) if uid is None else (uid, uid)
-    return f"{USER_NAME}:x:{user}:{group}::/sandbox:/bin/sh\n"
 
 
 def _mount_all(directories: Sequence[Path], target: str) -> list[Mount]:

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,7 +24,6 @@ from .inventory import (
 
 FIRST_UID = 0x5A000000  # first id of the users that run code for a root host; far from assigned ids
 END_GRACE_SECONDS = 5.0  # time for the driver to end the code, before the driver is signalled
-DRIVER_GRACE_SECONDS = 12.0  # time for another host's driver, which gives its own processes 10 s
 KILL_SECONDS = 10.0  # time to kill processes that keep forking and leave little processor time
 MAX_STOPS = 20  # rounds of SIGSTOP before SIGKILL, even if some processes still run
 ROUND_SECONDS = 0.05
@@ -41,18 +39,6 @@ async def delete_sandbox(sandbox_id: str) -> bool:
         raise ConfigurationError(f"{sandbox_id!r} is not a local sandbox: their ids begin with {FOLDER_PREFIX}")
     if not is_own_directory(folder):
         return False  # It is missing, or another user's.
-    pids = await asyncio.to_thread(_find_processes, folder)
-    # The topmost processes end their descendants. If a signal ended the code first, its driver would report a crash.
-    topmost = [pid for pid in pids if not _count_ancestors(pid, pids)]
-    has_driver = any(map(_may_be_driver, topmost))
-    for pid in topmost:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGTERM)
-    until = time.monotonic() + (DRIVER_GRACE_SECONDS if has_driver else 0.0)
-    while time.monotonic() < until:
-        if not await asyncio.to_thread(_find_processes, folder):
-            break
-        await asyncio.sleep(ROUND_SECONDS)
     if left := await kill_processes(folder):
         raise RlmBatchError(f"these processes of sandbox {sandbox_id} could not be ended: {left}. Reap again later")
     with suppress(OSError, ValueError, KeyError, TypeError):
@@ -68,17 +54,18 @@ async def delete_sandbox(sandbox_id: str) -> bool:
 async def kill_processes(folder: Path) -> str:
     """Kill a sandbox's processes, and return the ids of those that survive; empty if all are dead.
 
-    A stopped process still counts against the limit on processes, so the others cannot replace it by forking. All
-    processes are stopped first, and then killed.
+    All processes are stopped first, and then killed. So a driver cannot report that its code crashed. A stopped process
+    still counts against the limit on processes, so the others cannot replace it by forking.
     """
     until, stops = time.monotonic() + KILL_SECONDS, 0
     while pids := await asyncio.to_thread(_find_processes, folder):
         if time.monotonic() > until:
             break
-        with suppress(FileNotFoundError):
-            await asyncio.to_thread(_kill_user, (folder / "work").stat().st_uid)
         running = [pid for pid, state in pids.items() if state not in "Tt"]
         stops = stops + 1 if running and stops < MAX_STOPS else 0
+        if not stops:
+            with suppress(FileNotFoundError):
+                await asyncio.to_thread(_kill_user, (folder / "work").stat().st_uid)
         for pid in running if stops else pids:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGSTOP if stops else signal.SIGKILL)
@@ -95,13 +82,6 @@ def _kill_user(uid: int) -> None:
         command = ["/bin/sh", "-c", "kill -KILL -1"]
         who = {"user": uid, "group": uid, "extra_groups": []}
         subprocess.run(command, cwd="/", env={}, stderr=subprocess.DEVNULL, check=False, **who)
-
-
-def _may_be_driver(pid: int) -> bool:
-    """Return whether a process lacks a system call filter, as drivers, bubblewrap and code of level none do."""
-    with suppress(OSError):
-        return b"\nSeccomp:\t0" in Path(f"/proc/{pid}/status").read_bytes()
-    return False
 
 
 def _find_processes(folder: Path) -> dict[int, str]:
@@ -124,16 +104,6 @@ def _find_processes(folder: Path) -> dict[int, str]:
                 ) and (state := read_process(int(name))[2]) != "Z":
                     pids[int(name)] = state
     return pids
-
-
-def _count_ancestors(pid: int, pids: Collection[int]) -> int:
-    """Return how many ancestors of `pid` are in `pids`. Ancestors that are not in `pids` may be between them."""
-    count = 0
-    with suppress(OSError):  # A process ended meanwhile.
-        while pid > 1:
-            pid = read_process(pid)[0]
-            count += pid in pids
-    return count
 
 
 def remove_empty_folder(folder: Path) -> bool:

@@ -21,7 +21,6 @@ from ..subprocess_runner import run_command
 from .cgroup import SandboxGroup, remove_group, try_remove_group
 from .channel import LocalChannel
 from .deletion import END_GRACE_SECONDS, kill_processes, remove_empty_folder, remove_folder
-from .inventory import USERS_FILE
 from .isolation import IsolationLevel
 from .keeper import leave_folder
 from .launch.driver_process import DriverProcess
@@ -84,12 +83,7 @@ class LocalSandboxHandle(Sandbox):
         self._channel = LocalChannel(writes, closed)
         return self._channel
 
-    async def may_start_again(self) -> bool:
-        return self._process is not None and await self._process.has_lost_zygote()
-
     async def attach(self) -> tuple[int, int]:
-        if self._process is not None:  # An earlier start failed.
-            self._process.close_pipes()
         process = self._process = await self.launch.start()
         try:
             if self.launch.disk_bytes:
@@ -206,7 +200,7 @@ class LocalSandboxHandle(Sandbox):
             process.close_pipes()
         if not keeps_folder and not self.launch.is_bubblewrap:
             with suppress(OSError):  # This takes about as long as the end of the processes.
-                remove_python_directory(str(self.folder / "python"), [USERS_FILE])
+                remove_python_directory(str(self.folder / "python"))
         if process is not None:
             for number in (signal.SIGTERM, signal.SIGKILL):
                 if await process.wait(END_GRACE_SECONDS):

@@ -18,7 +18,6 @@ FOLDER_PREFIX = "rlm-batch-"  # A sandbox's folder has its id as its name.
 FOLDER_PATTERN = re.compile(FOLDER_PREFIX + "[0-9a-f]{12}")
 MARK_BASE = 1 << 62  # bytes; too large to limit a process, but less than RLIM_INFINITY
 LABELS_FILE = "sandbox.json"  # labels file in a sandbox's folder; the host process locks it until it ends
-USERS_FILE = "passwd"  # replacement for /etc/passwd, in the directory of the sandbox's Python
 CREATION_GRACE_SECONDS = 60.0  # An older folder without labels is abandoned: a live host writes them in a moment.
 
 

@@ -61,13 +61,14 @@ def build_confinement(
     settings: LocalSettings,
     level: IsolationLevel,
     uid: int | None,
-    own_directories: tuple[str, ...],
-    volume: str | None,
-    libraries: tuple[str, ...],
-    mounts: tuple[HostMount, ...] = (),
-    python: tuple[str, ...] = (),
+    writable: tuple[str, ...],
+    readable: tuple[str, ...],
+    mounts: tuple[HostMount, ...],
 ) -> dict[str, Any]:
-    """Return the driver's rules for confining code: limits, Landlock rules, system call filter and user."""
+    """Return the driver's rules for confining code: limits, Landlock rules, system call filter and user.
+
+    `writable` begins with the working directory. `readable` has the code's own Python and libraries.
+    """
     mib = 1024 * 1024
     limits = {"AS": settings.memory_mib * mib, "FSIZE": settings.file_size_mib * mib, "CORE": 0}
     limits["NOFILE"] = settings.open_files
@@ -80,10 +81,8 @@ def build_confinement(
     has_own_count = bubblewrap or uid is not None
     processes = min(settings.processes, settings.total_processes or settings.processes)
     limits["NPROC"] = processes + (0 if has_own_count else _count_user_tasks())
-    writable = own_directories if volume is None else (*own_directories, volume)
-    readable = (*_list_readable_paths(), *python, *libraries)  # The code's user can always reach its own Python.
     policy = confinement_policy.Policy(
-        readable=(*readable, "/proc") if bubblewrap else readable,
+        readable=(*_list_readable_paths(), *readable, *(["/proc"] if bubblewrap else [])),
         writable=(*writable, "/dev/shm") if bubblewrap else writable,
         network=bubblewrap,
         own_mounts=bubblewrap,
@@ -105,8 +104,8 @@ def build_confinement(
     if uid is not None and not bubblewrap:
         # The code keeps the capability to pass through closed directories, such as /root above an interpreter.
         # Landlock still decides what it may read.
-        reached = (volume, *libraries, *(mount.target for mount in mounts))
-        parents = [os.path.dirname(path) for path in reached if path is not None]
+        parents = {os.path.dirname(path) for path in (*writable, *readable, *(mount.target for mount in mounts))}
+        parents.remove(os.path.dirname(writable[0]))  # The sandbox's own folder is open to the code's user.
         passages = [*find_python_prefixes(), tempfile.gettempdir(), *parents]
         rules["search"] = any(_is_closed_to_others(path) for path in passages)
     return rules

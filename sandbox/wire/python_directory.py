@@ -10,10 +10,6 @@ from __future__ import annotations
 import os
 import sys
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
 CONFIGURATION = "home = {home}\ninclude-system-site-packages = false\nexecutable = {python}\n"
 # `addsitedir` also processes the .pth files of a site directory. Names inside the comprehensions resolve in `site`,
 # which runs this line. The line is ASCII, because Python 3.11 reads the file in the locale's encoding.
@@ -36,7 +32,6 @@ def write_python_directory(
     last: list[str] | tuple[str, ...] = (),
     sites: list[str] | tuple[str, ...] = (),
     scripts: str | None = None,
-    files: dict[str, bytes] | None = None,
 ) -> None:
     """Create the directory `folder`, readable for every user, for the running Python version.
 
@@ -47,7 +42,6 @@ def write_python_directory(
         last: Import directories that come after the standard library.
         sites: Like `last`, but Python also processes the .pth files in them.
         scripts: An existing directory to link as `bin`, with the executables (see `link_python`) and other programs.
-        files: Additional files in `folder`, by name.
 
     Raises:
         OSError: A file could not be written.
@@ -60,21 +54,19 @@ def write_python_directory(
         os.symlink(scripts, f"{folder}/bin")
     configuration = CONFIGURATION.format(home=os.path.dirname(python), python=python)
     _write(f"{folder}/pyvenv.cfg", configuration.encode("utf-8", "surrogateescape"))
-    for name, data in (files or {}).items():
-        _write(f"{folder}/{name}", data)
     if first or last or sites:
         _make_directories(folder, *SITE_DIRECTORIES)
         line = IMPORT_LINE.format(first=ascii(list(first)), last=ascii(list(last)), sites=ascii(list(sites)))
         _write("/".join([folder, *SITE_DIRECTORIES, IMPORT_FILE]), line.encode())
 
 
-def remove_python_directory(folder: str, files: Iterable[str] = ()) -> None:
-    """Remove a directory of `write_python_directory`; `files` are the names of its additional files.
+def remove_python_directory(folder: str) -> None:
+    """Remove a directory of `write_python_directory`.
 
     This opens no file, so it works at the limit of open files. Raises OSError if the directory has other files.
     """
     directories = ["/".join([folder, *SITE_DIRECTORIES[:depth]]) for depth in (3, 2, 1, 0)]
-    paths = [f"{folder}/{name}" for name in ("pyvenv.cfg", *files)] + [f"{directories[0]}/{IMPORT_FILE}"]
+    paths = [f"{folder}/pyvenv.cfg", f"{directories[0]}/{IMPORT_FILE}"]
     if os.path.islink(f"{folder}/bin"):
         paths.append(f"{folder}/bin")
     else:

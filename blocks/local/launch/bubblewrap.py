@@ -10,7 +10,6 @@ from pathlib import Path
 from ....sandbox.confinement import policy as confinement_policy
 from ....sandbox.errors import ConfigurationError
 from .. import isolation
-from ..inventory import USERS_FILE
 
 PACKAGES_MOUNT = "/packages"  # packages installed for the sandbox
 MODULES_MOUNT = "/python-path"  # the directories of `python_path`
@@ -44,10 +43,8 @@ def build_bubblewrap_command(folder: Path, mounts: tuple[Mount, ...], shm_bytes:
             source.mkdir(mode=0o755, exist_ok=True)
             own += ["--bind", str(source), parent]
     own += ["--ro-bind", str(folder / "python"), PYTHON_MOUNT]
-    users = folder / "python" / USERS_FILE
-    after = ["--ro-bind", str(users), "/etc/passwd"] if users.exists() and os.path.exists("/etc/passwd") else []
     shm = ["--perms", "1777", *(["--size", str(shm_bytes)] if _can_size_tmpfs() else []), "--tmpfs", "/dev/shm"]
-    return [*_build_command([*user, "--die-with-parent"], own, mounts, [*after, *shm]), "--chdir", "/sandbox"]
+    return [*_build_command([*user, "--die-with-parent"], own, mounts, shm), "--chdir", "/sandbox"]
 
 
 def build_zygote_command(folders: Path, mounts: tuple[Mount, ...]) -> list[str]:

@@ -65,10 +65,6 @@ class DriverProcess(ABC):
     def send_signal(self, number: int) -> None:
         """Send a signal. An ended process is not an error."""
 
-    async def has_lost_zygote(self) -> bool:
-        """Return whether the process ended because its zygote ended."""
-        return False
-
     def read_stderr_tail(self) -> str:
         with suppress(OSError, ValueError):
             self._stderr_tail += os.read(self.stderr.fileno(), READ_BYTES)

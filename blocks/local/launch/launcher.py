@@ -15,7 +15,7 @@ from ....sandbox.driver_bundle import build_driver_code
 from ....sandbox.errors import SandboxStartError
 from ....sandbox.wire.python_directory import write_python_directory
 from .. import isolation
-from ..inventory import USERS_FILE, compute_mark
+from ..inventory import compute_mark
 from .bubblewrap import FOLDERS_MOUNT, Mount, build_bubblewrap_command, build_zygote_command, list_covered_mounts
 from .driver_process import DriverProcess, SpawnedProcess, build_boot_program, build_python_command, find_python
 from .zygote import Zygote, ZygoteError
@@ -31,8 +31,8 @@ Key = tuple[object, ...]
 class Launch:
     """The parameters for starting a sandbox's driver. Only bubblewrap uses those after `is_bubblewrap`.
 
-    `python_directory` has the arguments of `write_python_directory`; `user_line` is a line to add to /etc/passwd.
-    With `disk_bytes`, the folder is a file system in memory with this size, which the host does not see.
+    `python_directory` has the arguments of `write_python_directory`. With `disk_bytes`, the folder is a file system in
+    memory with this size, which the host does not see.
     """
 
     folder: Path
@@ -40,7 +40,6 @@ class Launch:
     mounts: tuple[Mount, ...] = ()
     shm_bytes: int = 0
     python_directory: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    user_line: str = ""
     disk_bytes: int = 0
 
     async def start(self) -> DriverProcess:
@@ -63,9 +62,7 @@ class Launch:
         """Return the command that runs a Python program in the sandbox."""
         command = build_python_command(program)
         if self.is_bubblewrap:
-            line = self.user_line.encode()
-            files = {USERS_FILE: Path("/etc/passwd").read_bytes() + line} if line else {}
-            write_python_directory(str(self.folder / "python"), **self.python_directory, files=files)
+            write_python_directory(str(self.folder / "python"), **self.python_directory)
             command = [*build_bubblewrap_command(self.folder, self.mounts, self.shm_bytes), *command]
         return command
 
@@ -73,10 +70,6 @@ class Launch:
     def directory(self) -> str:
         """Return the directory in which the driver's command starts."""
         return "/" if self.is_bubblewrap else str(self.folder / "work")
-
-    def build_zygote_command(self) -> list[str]:
-        """Return bubblewrap's command line up to the zygote's program; empty without bubblewrap."""
-        return build_zygote_command(self.folder.parent, self.mounts) if self.is_bubblewrap else []
 
     @cached_property
     def key(self) -> Key:
@@ -95,7 +88,6 @@ class Launch:
             "cwd": "/" if self.is_bubblewrap else str(self.folder / "work"),
             "covered": list_covered_mounts(self.mounts),
             "shm_bytes": self.shm_bytes,
-            "user_line": self.user_line,
             "disk_bytes": self.disk_bytes,
         }
 
@@ -119,37 +111,29 @@ class Zygotes:
     async def fork(self, launch: Launch) -> DriverProcess:
         """Fork a driver from the zygote with this launch's key, and start that zygote if needed.
 
-        If the zygote dies, a new one gets a second attempt. Raises ZygoteError, SandboxStartError.
+        Raises ZygoteError, SandboxStartError.
         """
         if obstacle := self.find_obstacle(launch):
             raise ZygoteError(obstacle)
-        for is_last in (False, True):
+        try:
             zygote = self._zygotes.get(launch.key)
             if zygote is None or not zygote.is_alive:
                 zygote = await asyncio.to_thread(self._start, launch)
-            try:
-                return await zygote.fork(launch.build_request())
-            except ZygoteError as error:
-                if error.is_lasting:
-                    self._reasons[launch.key] = str(error)
-                if zygote.is_alive or is_last:
-                    raise
-        raise AssertionError
+            return await zygote.fork(launch.build_request())
+        except ZygoteError as error:
+            if error.is_lasting:
+                self._reasons[launch.key] = str(error)
+            raise
 
     def _start(self, launch: Launch) -> Zygote:
         key = launch.key
         with self._lock:
             zygote = self._zygotes.get(key)
-            if zygote is not None and zygote.is_alive:
-                return zygote  # Another thread started it.
-            try:
+            if zygote is None or not zygote.is_alive:  # Another thread may have started it.
                 folders = FOLDERS_MOUNT if launch.is_bubblewrap else None
-                zygote = self._zygotes[key] = Zygote(launch.build_zygote_command(), folders, launch.python_directory)
-            except ZygoteError as error:
-                if error.is_lasting:
-                    self._reasons[key] = str(error)
-                raise
-            self._end_idle(key)
+                command = build_zygote_command(launch.folder.parent, launch.mounts) if launch.is_bubblewrap else []
+                zygote = self._zygotes[key] = Zygote(command, folders, launch.python_directory)
+                self._end_idle(key)
             return zygote
 
     def _end_idle(self, key: Key) -> None:

@@ -28,7 +28,6 @@ from .driver_process import (
 START_TIMEOUT_SECONDS = 20.0  # limit for a zygote's start and for a fork; a busy machine takes 1 s
 PACKET_BYTES = 32 * 1024
 MAX_REQUEST_BYTES = 64 * 1024  # the zygote's limit for one request
-END_SECONDS = 1.0  # wait for the end of a process that closed its descriptors
 SEND_RETRY_SECONDS = 0.005  # pause when the zygote's queue is full
 MAX_WORDS_BYTES = 4096
 REFUSALS = (errno.EPERM, errno.EACCES, errno.EINVAL, errno.ENOSYS)  # not shortages, so they persist
@@ -90,9 +89,6 @@ class Zygote:
     @property
     def is_alive(self) -> bool:
         return self._finalizer.alive and self._process.poll() is None
-
-    async def wait_for_end(self, seconds: float) -> bool:
-        return not self._handles or await wait_readable(self._handles[0], seconds)
 
     def end(self) -> None:
         self._finalizer()
@@ -234,9 +230,6 @@ class ForkedProcess(DriverProcess):
         while self.exit_code is None and time.monotonic() < deadline:
             await wait_readable(self._status.fileno(), deadline - time.monotonic())
         return self.exit_code is not None
-
-    async def has_lost_zygote(self) -> bool:
-        return await self.wait(END_SECONDS) and self._was_cut_off and await self._zygote.wait_for_end(END_SECONDS)
 
     def send_signal(self, number: int) -> None:
         if self._handle >= 0:

@@ -77,9 +77,8 @@ def take_folder(folders: str, request: dict[str, Any]) -> None:
     """Mount the sandbox's own folder for the calling process, and hide the other sandboxes' folders. Raises OSError.
 
     `folders` is the directory with the folders of all sandboxes. The request has ``folder`` (the sandbox's name in it),
-    ``covered`` (mounts that the folder's mounts would hide), ``shm_bytes``, ``user_line`` (a line
-    to add to /etc/passwd, or empty) and ``disk_bytes`` (the size of a file system in memory that replaces the folder,
-    or 0). /proc/self must be open to the process.
+    ``covered`` (mounts that the folder's mounts would hide), ``shm_bytes`` and ``disk_bytes`` (the size of a file
+    system in memory that replaces the folder, or 0). /proc/self must be open to the process.
     """
     covered = [(os.open(path, os.O_PATH | os.O_CLOEXEC), path) for path in request["covered"]]
     folder, size = f"{folders}/{request['folder']}", request["disk_bytes"]
@@ -106,17 +105,6 @@ def take_folder(folders: str, request: dict[str, Any]) -> None:
         os.close(fd)
     _call("umount2", os.fsencode(folders), MNT_DETACH)
     _mount("tmpfs", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, f"mode=1777,size={request['shm_bytes']}")
-    if request["user_line"]:
-        _add_user(request["user_line"].encode())
-
-
-def _add_user(line: bytes) -> None:
-    """Mount a file without a name over /etc/passwd. On a disk each new file would cost as much as ten mounts."""
-    with open("/etc/passwd", "rb") as old, open("/dev/shm/passwd", "xb") as new:
-        new.write(old.read() + line)
-        os.fchmod(new.fileno(), 0o644)
-    _mount("/dev/shm/passwd", "/etc/passwd", None, MS_BIND)
-    os.unlink("/dev/shm/passwd")
 
 
 def enter_user_namespace(user: tuple[int, int] | None) -> None:

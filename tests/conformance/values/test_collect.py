@@ -108,7 +108,7 @@ async def test_a_too_large_file_is_reported_and_the_others_are_collected(
 async def test_holes_and_hard_links_do_not_bypass_the_collection_limit(
     interpreter: Interpreter, tmp_path: Path
 ) -> None:
-    interpreter.sandbox.disk_mib = 50
+    interpreter.sandbox.limits = {"disk_mib": 50}
     code = """
     import os
     for name, size in (("large.bin", 900 << 20), ("sparse.bin", 20 << 20), ("0.bin", 4096)):

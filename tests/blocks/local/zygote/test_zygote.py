@@ -164,35 +164,6 @@ async def test_killing_a_zygote_ends_its_sandboxes_and_a_new_zygote_starts(
     await wait_until_gone(marked)
 
 
-@pytest.mark.parametrize("is_sync", [False, True])
-async def test_a_sandbox_starts_although_its_zygote_is_killed(
-    local: LocalSandbox, zygotes: Zygotes, is_sync: bool
-) -> None:
-    def run_in_script() -> int:
-        with LocalInterpreter(isolation=local.isolation) as interpreter:
-            return interpreter.execute("SUBMIT(2)").output
-
-    async def run() -> int:
-        async with local.interpreter() as interpreter:
-            return (await interpreter.execute("SUBMIT(2)")).output
-
-    async with local.interpreter() as running:
-        await running.execute("x = 1", context="kept")
-        await find_ahead(local)
-        stopped = sorted(find_zygotes(os.getpid()))
-        for pid in stopped:
-            os.kill(pid, signal.SIGSTOP)
-        (zygote,) = zygotes._zygotes.values()
-        count = len(zygote.processes)
-        asked = asyncio.create_task(asyncio.to_thread(run_in_script) if is_sync else run())
-        await wait_until_async(lambda: len(zygote.processes) > count, "a request to the zygote")
-        for pid in reversed(stopped):
-            os.kill(pid, signal.SIGKILL)
-        assert await asked == 2
-    zygotes.end()
-    await wait_until_gone(stopped)
-
-
 async def test_processes_of_a_killed_supervisor_end_and_other_sandboxes_continue(
     local: LocalSandbox, zygotes: Zygotes, marked: Marked
 ) -> None:
@@ -325,27 +296,6 @@ def test_sandboxes_start_without_namespaces(calls: list[str], found: str) -> Non
     level, _, start = found.partition("; ")
     assert done.stdout.startswith(level)
     assert start in done.stdout
-
-
-@pytest.mark.requires("root", "bubblewrap")
-def test_a_machine_with_many_users_forks_its_sandboxes(tmp_path: Path) -> None:
-    users = tmp_path / "passwd"
-    users.write_text(
-        Path("/etc/passwd").read_text() + "".join(f"u{n}:x:{n}:{n}::/home/u{n}:\n" for n in range(70000, 75000))
-    )
-    program = """
-        import logging
-        logging.basicConfig()
-        logging.getLogger("rlm_batch.local").setLevel("DEBUG")  # tells why a sandbox is not forked
-        from rlm_batch import LocalInterpreter
-        code = "import os, pwd\\nSUBMIT(own=pwd.getpwuid(os.getuid()).pw_name, last=pwd.getpwuid(74999).pw_name)"
-        with LocalInterpreter(isolation="bubblewrap") as interpreter:
-            print(interpreter.execute(code).outputs)
-    """
-    shell = 'mount --bind "$1" /etc/passwd && exec "$2" -c "$3"'
-    command = ["unshare", "--mount", "sh", "-c", shell, "sh", str(users), sys.executable, dedent(program)]
-    done = subprocess.run(command, check=True, timeout=100, capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == ("{'own': 'sandbox', 'last': 'u74999'}\n", "")
 
 
 # --------------------------------------------------------------------------------------------------------- many of them
