@@ -11,7 +11,7 @@ import os
 import random
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...sandbox.errors import ConfigurationError, QueryError
 from ...sandbox.queries.budget import Estimate, Usage
@@ -19,6 +19,9 @@ from ...sandbox.queries.session import DEFAULT_OPTIONS, Answer, EmptyAnswerError
 from ..retry import call_with_retries, compute_backoff
 from .credentials import CredentialMask, filter_log_record
 from .openai_client import can_send_directly, send
+
+if TYPE_CHECKING:
+    from .settings import LanguageModelSettings
 
 LATE_SECONDS = 10.0  # seconds beyond a request's timeout; the first request of a process imports modules for seconds
 FIRST_BACKOFF_SECONDS = 0.5  # seconds before the first retry without a server's Retry-After
@@ -33,14 +36,12 @@ STRICT_KEYWORDS = {
     *("type", "properties", "required", "additionalProperties", "items", "anyOf", "enum", "const", "$ref", "$defs"),
     *("title", "description"),
 }
-# What a model did instead of answering, and a remedy, by LiteLLM's word for the reason or by the server's own.
-CUT = ("gave an answer that was cut", "raise max_tokens, or ask for less")
-BROKEN = ("broke off its answer", "ask again")
-INCOMPLETE = {
-    **dict.fromkeys(("length", "model_length"), CUT),
-    "content_filter": ("gave an answer that was filtered", "ask in another way"),
-    **dict.fromkeys(("error", "network_error", "abort", "insufficient_system_resource"), BROKEN),
-    **dict.fromkeys(("malformed_response", "malformed_function_call"), BROKEN),
+# Remedies for an incomplete answer, by LiteLLM's word for the reason or by the server's own.
+REMEDIES = {
+    **dict.fromkeys(("length", "model_length"), "raise max_tokens, or ask for less"),
+    "content_filter": "ask in another way",
+    **dict.fromkeys(("error", "network_error", "abort", "insufficient_system_resource"), "ask again"),
+    **dict.fromkeys(("malformed_response", "malformed_function_call"), "ask again"),
 }
 MAX_MESSAGE_LENGTH = 500  # characters of a server's message in an error
 # Variables from which LiteLLM reads the keys of providers that always require one. `check` demands no key for other
@@ -84,30 +85,30 @@ async def _import_litellm() -> Any:
 
 @dataclass(eq=False, repr=False)  # It contains a secret.
 class LiteLLMModel:
-    """One model of a `LanguageModel`. `LanguageModelSettings` describes its settings."""
+    """One model of a `LanguageModel`: its name, the block's settings, and the sampling arguments of its requests."""
 
     name: str
-    api_key: str | None
-    api_base: str | None
+    settings: "LanguageModelSettings"
     sampling: dict[str, Any]
-    timeout: float
-    retries: int
-    own_price: tuple[float | None, float | None]
     _litellm: Any = field(default=None, init=False)
+
+    async def _load(self) -> Any:
+        self._litellm = self._litellm or await _import_litellm()
+        return self._litellm
 
     async def check(self) -> None:
         """Raise ConfigurationError if LiteLLM does not know the model's provider, or a key is missing. Send nothing."""
-        litellm = self._litellm = self._litellm or await _import_litellm()
+        litellm, settings = await self._load(), self.settings
         provider = self._name_provider()
         if provider not in litellm.provider_list:  # LiteLLM's own function signs in to some providers.
             try:
-                provider = litellm.get_llm_provider(model=self.name, api_base=self.api_base)[1]
+                provider = litellm.get_llm_provider(model=self.name, api_base=settings.api_base)[1]
             except Exception:  # noqa: BLE001 - LiteLLM raises the same errors as for requests
                 raise ConfigurationError(
                     f"{self.name!r} is no known model: name one as in openai/gpt-4o-mini"
                 ) from None
         names = KEY_VARIABLES.get(provider, ())
-        found = (self.api_key, self.api_base, litellm.api_key, getattr(litellm, f"{provider}_key", None))
+        found = (settings.api_key, settings.api_base, litellm.api_key, getattr(litellm, f"{provider}_key", None))
         found += tuple(map(os.environ.get, (*names, *_list_address_variables(provider))))
         if names and not any(found):
             raise ConfigurationError(
@@ -121,23 +122,24 @@ class LiteLLMModel:
     def fingerprint(self) -> dict[str, Any]:
         """Return what an answer depends on; see `Model.fingerprint`. The address may come from the environment."""
         addresses = map(os.environ.get, _list_address_variables(self._name_provider()))
-        address = self.api_base or next(filter(None, addresses), None)
+        address = self.settings.api_base or next(filter(None, addresses), None)
         return {"model": self.name, "api_base": address, "sampling": self.sampling}
 
     async def ask(self, messages: list[Message], options: RequestOptions = DEFAULT_OPTIONS) -> Answer:
         """Ask the model, with retries after transient errors. Raises QueryError, ConfigurationError."""
-        litellm = self._litellm = self._litellm or await _import_litellm()
+        litellm, settings = await self._load(), self.settings
         messages, arguments = self._build_request(messages, options)
         tries = 0
-        mask = CredentialMask(api_key=self.api_key, api_base=self.api_base, options=self.sampling)
-        connection: Any = {"api_key": self.api_key, "api_base": self.api_base, "timeout": self.timeout}
+        api_key = None if settings.api_key is None else settings.api_key.get_secret_value()
+        mask = CredentialMask(api_key=api_key, api_base=settings.api_base, options=self.sampling)
+        connection: Any = {"api_key": api_key, "api_base": settings.api_base, "timeout": settings.request_timeout}
         is_direct = can_send_directly(litellm, self.name, self._listed(), arguments)
 
         async def request() -> Any:
             nonlocal tries
             tries += 1
             # LiteLLM's timeout restarts with each piece of an answer, so a slow stream would never end.
-            whole = asyncio.timeout(self.timeout + LATE_SECONDS)
+            whole = asyncio.timeout(settings.request_timeout + LATE_SECONDS)
             try:
                 async with whole:
                     if is_direct:
@@ -147,7 +149,7 @@ class LiteLLMModel:
                     return await litellm.acompletion(model=self.name, messages=messages, **connection, **options)
             except Exception:
                 if whole.expired():
-                    raise TimeoutError(f"its answer was not complete after {self.timeout:g} s") from None
+                    raise TimeoutError(f"its answer was not complete after {settings.request_timeout:g} s") from None
                 raise
 
         begun_at = time.monotonic()
@@ -157,11 +159,11 @@ class LiteLLMModel:
 
             delay = _get_delay(error, attempt)
             # A spent quota is a 429 too, and waiting does not help.
-            if self.retries and isinstance(error, openai.RateLimitError) and "insufficient_quota" not in str(error):
+            if settings.retries and isinstance(error, openai.RateLimitError) and "insufficient_quota" not in str(error):
                 return delay if time.monotonic() + delay < begun_at + RATE_LIMIT_SECONDS else None
             of_server = (openai.InternalServerError, litellm.ServiceUnavailableError, litellm.BadGatewayError)
             is_passing = isinstance(error, (*of_server, openai.APIConnectionError, TimeoutError))
-            return delay if attempt < self.retries and is_passing else None
+            return delay if attempt < settings.retries and is_passing else None
 
         try:
             response = await call_with_retries(request, choose_delay)
@@ -178,8 +180,6 @@ class LiteLLMModel:
         if options.max_tokens is not None:
             for name in [name for name in TOKEN_LIMITS if arguments.get(name)] or TOKEN_LIMITS[:1]:
                 arguments[name] = min(options.max_tokens, arguments.get(name) or options.max_tokens)
-        if options.logprobs:
-            arguments["logprobs"] = True
         if options.response_format is not None:
             listed = self._listed()
             if listed and not listed.get("supports_response_schema"):
@@ -208,15 +208,16 @@ class LiteLLMModel:
         logprobs = None if tokens is None else [token.model_dump() for token in tokens]
         # Code must not see secrets of this process.
         answer = Answer(mask.hide_sent(text), usage, logprobs, reason, thoughts)
-        problem, remedy = INCOMPLETE.get(mapped) or INCOMPLETE.get(reason.lower(), ("", ""))
-        if not text.strip():
-            problem = "answered without a text"
-        if refusal := getattr(message, "refusal", None) or _get_details(message).get("refusal"):
+        remedy = REMEDIES.get(mapped) or REMEDIES.get(reason.lower())
+        refusal = getattr(message, "refusal", None) or _get_details(message).get("refusal")
+        if refusal:
             problem, remedy = f"refused to answer: {mask.hide_sent(refusal)[:MAX_MESSAGE_LENGTH]}", "ask in another way"
-        if problem:
-            shown = f"the model {self.name} {problem} (finish_reason: {reason})"
-            raise EmptyAnswerError(f"{shown}: {remedy}" if remedy else shown, answer)
-        return answer
+        elif remedy or not text.strip():
+            problem = "gave an incomplete answer" if text.strip() else "answered without a text"
+        else:
+            return answer
+        shown = f"the model {self.name} {problem} (finish_reason: {reason})"
+        raise EmptyAnswerError(f"{shown}: {remedy}" if remedy else shown, answer)
 
     def _usage(self, response: Any, messages: list[Message], text: str) -> Usage:
         counted = getattr(response, "usage", None)
@@ -230,11 +231,13 @@ class LiteLLMModel:
         else:
             cost = response._hidden_params.get("response_cost")  # It has discounts, such as for cached prompts.
         price = self._price()
-        if price is not None and (cost is None or self.own_price != (None, None)):
+        if price is None:  # LiteLLM reports 0 for an unknown price.
+            return Usage(1, prompt, completion, cost or None)
+        settings = self.settings
+        has_own_price = settings.input_cost_per_token is not None or settings.output_cost_per_token is not None
+        if cost is None or has_own_price:
             cost = price[0] * prompt + price[1] * completion
-        if not cost:
-            cost = None if price is None else 0.0
-        return Usage(1, prompt, completion, None if cost is None else max(0.0, cost))
+        return Usage(1, prompt, completion, max(0.0, cost))
 
     async def estimate_max_usage(
         self, messages: list[Message], options: RequestOptions = DEFAULT_OPTIONS, *, is_priced: bool = True
@@ -243,7 +246,7 @@ class LiteLLMModel:
 
         Each byte of texts and of the schema counts as a token, and each image as `IMAGE_TOKENS`.
         """
-        self._litellm = self._litellm or await _import_litellm()
+        await self._load()
         price = self._price() if is_priced else (0.0, 0.0)
         messages, arguments = self._build_request(messages, options)
         limits = [arguments[name] for name in TOKEN_LIMITS if arguments.get(name)]
@@ -251,12 +254,10 @@ class LiteLLMModel:
         if answer is None and not is_priced:
             answer = 0  # The answers of an unlisted model count when they arrive.
         if price is None or answer is None:
-            unknown, fields = ("longest answer", "max_tokens")
-            if price is None:
-                unknown, fields = ("price", "input_cost_per_token and output_cost_per_token")
+            unknown = "price" if price is None else "longest answer"
             raise ConfigurationError(
-                f"the {unknown} of the model {self.name} is unknown, so `max_cost` cannot limit it: "
-                f"leave `max_cost` out, or set {fields} in its LanguageModel block"
+                f"the {unknown} of the model {self.name} is unknown, so `max_cost` cannot limit it: leave `max_cost` "
+                "out, or set max_tokens and the costs per token in its LanguageModel block"
             )
         image_tokens = next((count for part, count in IMAGE_TOKENS_OF.items() if part in self.name), IMAGE_TOKENS)
         prompt = len(json.dumps(arguments["response_format"])) if "response_format" in arguments else 0
@@ -270,13 +271,13 @@ class LiteLLMModel:
 
     async def find_prompt_limit(self) -> int | None:
         """Return the longest prompt in LiteLLM's list; see `Model.find_prompt_limit`."""
-        self._litellm = self._litellm or await _import_litellm()
+        await self._load()
         return self._listed().get("max_input_tokens")
 
     def _price(self) -> tuple[float, float] | None:
         """Return the US dollars per token of a prompt and of an answer, or None if a price is unknown."""
         listed = self._listed()
-        inward, outward = self.own_price
+        inward, outward = self.settings.input_cost_per_token, self.settings.output_cost_per_token
         inward = listed.get("input_cost_per_token") if inward is None else inward
         outward = listed.get("output_cost_per_token") if outward is None else outward
         return None if inward is None or outward is None else (inward, outward)

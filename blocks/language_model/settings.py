@@ -94,23 +94,13 @@ class LanguageModelSettings(BaseModel):
 
     def make_root_model(self) -> LiteLLMModel:
         """Return the model for recursive queries."""
-        return self._make_model(self.model, {})
+        fields = self.model_dump(include={"temperature", "top_p", "max_tokens"}, exclude_none=True)
+        return LiteLLMModel(self.model, self, self.options | fields)
 
     def make_flat_model(self) -> LiteLLMModel:
         """Return the model for flat queries."""
-        return self._make_model(self.sub_model or self.model, self.sub_options)
-
-    def _make_model(self, name: str, own_options: dict[str, Any]) -> LiteLLMModel:
-        fields = self.model_dump(include={"temperature", "top_p", "max_tokens"}, exclude_none=True)
-        return LiteLLMModel(
-            name,
-            api_key=None if self.api_key is None else self.api_key.get_secret_value(),
-            api_base=self.api_base,
-            sampling=self.options | fields | own_options,
-            timeout=self.request_timeout,
-            retries=self.retries,
-            own_price=(self.input_cost_per_token, self.output_cost_per_token),
-        )
+        root = self.make_root_model()
+        return LiteLLMModel(self.sub_model or self.model, self, root.sampling | self.sub_options)
 
     def fingerprint(self) -> dict[str, Any]:
         """Return the settings that an answer depends on, as JSON without secrets and limits."""

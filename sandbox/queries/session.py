@@ -39,17 +39,15 @@ class RequestOptions:
         temperature: Sampling temperature; None for the model's own.
         max_tokens: Tokens of the answer. The model's own limit also holds. None for only that limit.
         response_format: JSON schema of the answer, whose outermost type is "object"; None for any text.
-        logprobs: True if the answer should have the logarithms of its tokens' probabilities.
     """
 
     temperature: float | None = None
     max_tokens: int | None = None
     response_format: dict[str, Any] | None = None
-    logprobs: bool = False
 
     def list_changed(self) -> dict[str, Any]:
         """Return the options that differ from the defaults."""
-        return {name: value for name, value in asdict(self).items() if value not in (None, False)}
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 DEFAULT_OPTIONS = RequestOptions()

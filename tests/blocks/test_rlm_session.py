@@ -241,7 +241,7 @@ async def test_without_a_submission_there_is_no_answer(chat: ChatServer, reply: 
 
 
 @pytest.mark.parametrize(
-    ("reason", "problem"), [("length", "an answer that was cut"), ("content_filter", "an answer that was filtered")]
+    ("reason", "problem"), [("length", "raise max_tokens"), ("content_filter", "ask in another way")]
 )
 async def test_a_reply_that_is_not_whole_is_not_run_and_the_model_learns_why(
     chat: ChatServer, reason: str, problem: str

@@ -289,10 +289,10 @@ LIMIT = ": raise max_tokens, or ask for less"
 @pytest.mark.parametrize(
     ("reply", "problem"),
     [
-        (Reply("half an", finish_reason="length"), f"gave an answer that was cut (finish_reason: length){LIMIT}"),
-        (Reply("half an", finish_reason="model_length"), f"was cut (finish_reason: model_length){LIMIT}"),
-        (Reply("half an", finish_reason="SAFETY"), "gave an answer that was filtered (finish_reason: SAFETY)"),
-        (Reply("half an", finish_reason="error"), "broke off its answer (finish_reason: error): ask again"),
+        (Reply("half an", finish_reason="length"), f"gave an incomplete answer (finish_reason: length){LIMIT}"),
+        (Reply("half an", finish_reason="model_length"), f"answer (finish_reason: model_length){LIMIT}"),
+        (Reply("half an", finish_reason="SAFETY"), "incomplete answer (finish_reason: SAFETY): ask in another way"),
+        (Reply("half an", finish_reason="error"), "incomplete answer (finish_reason: error): ask again"),
         (Reply("", finish_reason="length"), f"answered without a text (finish_reason: length){LIMIT}"),
         (Reply("half an", no_text=True, refusal="I will not."), "refused to answer: I will not. (finish_reason: stop)"),
     ],
@@ -323,7 +323,7 @@ def test_code_gets_an_error_object_for_an_answer_that_was_cut(chat):
         """
     with LocalInterpreter(language_model=model(chat)) as interpreter:
         result = interpreter.execute(dedent(code))
-    problem = f"the model {NAME} gave an answer that was cut (finish_reason: length){LIMIT}"
+    problem = f"the model {NAME} gave an incomplete answer (finish_reason: length){LIMIT}"
     assert result.output == [["QueryError", problem], ["str", "a text"], *[["QueryError", problem]] * 2]
     assert (result.meta.queries.calls, result.meta.queries.failed) == (4, 3)
 
