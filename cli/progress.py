@@ -54,7 +54,7 @@ class ProgressDisplay(FlowListener):
             transient=True,
         )
         self._task = self._progress.add_task("starting", total=None, counts="")
-        self._noun = ReportSpec().noun
+        self.spec = ReportSpec()
         self._total = self._done = self._failed = self._skipped = self._unfinished = self._cached = self._pruned = 0
         self._running: set[int] = set()
         self._started_at = self._printed_at = time.monotonic()
@@ -88,7 +88,7 @@ class ProgressDisplay(FlowListener):
     def on_start(self, total: int, environment: str, results_path: str, report_spec: ReportSpec, run_name: str) -> None:
         self._total, self.results_path, self.run_name = total, results_path, run_name
         self._best = BestTrials(report_spec)
-        self._noun = report_spec.noun
+        self.spec = report_spec
         if report_spec.repeats is not None:
             self._groups = GroupCollector(report_spec.repeats, report_spec.aggregate)
         self._started_at = self._printed_at = time.monotonic()
@@ -112,8 +112,8 @@ class ProgressDisplay(FlowListener):
             self._print_output(line)
 
     def on_rlm_event(self, index: int, event: RlmEvent) -> None:
-        if event.kind == "output" and (self._total == 1 or self._noun == QUESTION):
-            prefix = "" if self._total == 1 else f"{self._noun} {index}, "
+        if event.kind == "output" and (self._total == 1 or self.spec.noun == QUESTION):
+            prefix = "" if self._total == 1 else f"{self.spec.noun} {index}, "
             width = max(MIN_TURN_WIDTH, self._console.width) if self._live else PLAIN_WIDTH
             self._print(prefix + _describe_turn(event, width - len(prefix)))
 

@@ -58,7 +58,7 @@ def run_flow(model: type[FlowParameters[Any]], files: list[str], output: OutputF
         report = run_with_display(start(), display, values)
     except ExecutionsFailed as error:
         failed = error
-        report = parameters.build_report(Outcomes(error.results, error.failures, error.results_path))
+        report = parameters.build_report(Outcomes(error.results, error.failures, error.results_path, display.spec))
     files = files if plan is not None and plan.runs_each_code else []
     _print_report(report, output, files)
     collected = sum(len(outcome.meta.collected) for outcome in report.outcomes)

@@ -43,7 +43,7 @@ class FlowListener:
         """Handle a warning for people, a sentence."""
 
     def on_execution_start(self, index: int) -> None:
-        """Handle the start of an execution. It comes before the outcome even if the execution never runs."""
+        """Handle the start of an execution in this process. An execution that never runs has only an outcome."""
 
     def on_output(self, index: int, stream: str, text: str) -> None:
         """Handle text that an execution's code has written to `stream`, which is "stdout" or "stderr"."""

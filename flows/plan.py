@@ -23,11 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """Every execution's outcome, in order, and the path of the ledger."""
+    """Every execution's outcome, in order, the path of the ledger, and the run's objectives and repeats."""
 
     results: Sequence[Outcome]
     failures: Sequence[Failure]  # The final failures among the results.
     results_path: str
+    spec: ReportSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +40,6 @@ class CodeForEach:
 
     def __iter__(self) -> Iterator[Item]:
         return ((self.code, variables) for variables in self.inputs)
-
-
-def repeat_items(items: Iterable[Item], spec: ReportSpec, options: Options) -> Iterable[Item]:
-    """Return each item as often as the spec says, with the number of the repeat where the code reads it."""
-    if spec.repeats is None:
-        return items
-    return RepeatedItems(items, spec.repeats.count, options.preparation and options.preparation.code)
-
-
-def count_executions(count: int, spec: ReportSpec) -> int:
-    """Return the number of executions of so many items."""
-    return count if spec.repeats is None else spec.repeats.total
 
 
 Label = Callable[[Execution], str]
@@ -92,3 +81,14 @@ class Plan:
     may_stop_early: bool = False
     warnings: tuple[str, ...] = ()  # sentences for people, before the first execution
     column_types: RuleOfTypes = field(default_factory=dict[str, Any])  # how a CSV file's cells were read
+
+
+def plan_items(items: Iterable[Item], count: int, spec: ReportSpec, options: Options, **settings: Any) -> Plan:
+    """Return the plan of `count` items, each as often as the spec says. `settings` are further fields of the plan.
+
+    Code that reads the variable `repeat` gets the number of the repeat.
+    """
+    if spec.repeats is not None:
+        items = RepeatedItems(items, spec.repeats.count, options.preparation and options.preparation.code)
+        count = spec.repeats.total
+    return Plan(total=count, items=items, report_spec=spec, **settings)

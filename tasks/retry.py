@@ -1,6 +1,5 @@
 """The rules of retries: for which errors, how often, and after how many seconds."""
 
-import asyncio
 from dataclasses import dataclass
 
 from ..sandbox.errors import QuotaExceeded, RlmBatchError
@@ -11,12 +10,11 @@ JITTER_FACTOR = 0.5  # a share of the delay, so that lanes that were refused tog
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """The retries of a flow run. `deadline_at` is in the event loop's time; None without a deadline."""
+    """The retries of a flow run."""
 
     retries: int = 2
     retry_code_errors: bool = False
     idempotent: bool = False
-    deadline_at: float | None = None
 
     def should_retry(self, error: BaseException, attempt: int) -> bool:
         """Return whether to retry after an attempt, counted from 1, that ended with this error."""
@@ -28,12 +26,6 @@ class RetryPolicy:
             "if idempotent": self.idempotent,
             "always": True,
         }[error.retry_rule]
-
-    def is_too_late(self, error: BaseException) -> bool:
-        """Return whether the provider asks to wait beyond the deadline."""
-        if self.deadline_at is None:
-            return False
-        return asyncio.get_running_loop().time() + get_requested_wait(error) >= self.deadline_at
 
 
 def get_requested_wait(error: BaseException) -> float:

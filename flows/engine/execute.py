@@ -74,7 +74,7 @@ async def execute(lane: Lane, batch: TaskBatch) -> None:
         batch.on_start()
     retry_error: RlmBatchError | None = None
     for number, execution in enumerate(batch.remaining_executions):
-        if lane.run.sink.failures.is_limit_reached:
+        if lane.run.stop.has_too_many_failures:
             retry_error = None
             break
         if number:
@@ -154,7 +154,7 @@ async def _attempt(lane: Lane, run: Callable[[], Awaitable[Result]]) -> Result:
         try:
             return await run()
         except (QuotaExceeded, ProviderUnusable) as error:
-            if not lane.should_wait_out(error) or lane.run.policy.is_too_late(error):
+            if not lane.should_wait_out(error):
                 raise
             if get_requested_wait(error) > KEEP_SANDBOX_SECONDS:
                 await lane.release_while_waiting()
@@ -167,7 +167,7 @@ def configure_task(base: Task[P, Any], policy: RetryPolicy, tags: set[str], per_
     async def should_retry_task(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:
         error = await state.result(raise_on_failure=False)  # type: ignore[misc]
         attempt = error.meta.attempt if isinstance(error, RlmBatchError) and error.meta is not None else 1
-        if not policy.should_retry(error, attempt) or policy.is_too_late(error):
+        if not policy.should_retry(error, attempt):
             return False
         # Lanes that were refused together should not return together.
         await asyncio.sleep(get_requested_wait(error) * random.uniform(1.0, 1.1))

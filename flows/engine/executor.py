@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from ...sandbox.errors import RlmBatchError, SandboxStartError
@@ -35,7 +34,6 @@ class LaneExecutor:
     _batches: Iterator[TaskBatch] = field(init=False)  # batches that no lane has taken
     _next_batch: TaskBatch | None = None  # read ahead from `_batches` to see whether a batch is left
     _unfinished: dict[TaskBatch, None] = field(default_factory=dict[TaskBatch, None])  # taken by a lane, in order
-    _is_out_of_time: bool = False  # the provider asked a lane to wait longer than the deadline allows
     _creation_lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while a task run is being created
 
     async def execute_all(self, executions: Iterator[Execution], find_result: FindResult) -> None:
@@ -47,15 +45,14 @@ class LaneExecutor:
         self._creation_lock = asyncio.Lock()
         try:
             async with (
-                asyncio.timeout_at(self.run.deadline.at),
+                asyncio.timeout_at(self.run.stop.ends_at),
                 nullcontext() if self.run.turn_calls is None else self.run.turn_calls.open(),
                 asyncio.TaskGroup() as group,
             ):
                 for _ in range(min(options.max_workers, math.ceil(self.run.plan.total / per_task))):
                     group.create_task(self._run_lane(task))
         except TimeoutError:
-            reason = "passed before this execution had ended"
-            await self._fail_unfinished(partial(self.run.deadline.build_error, reason=reason))
+            await self._fail_unfinished(self.run.stop.build_error)
         except BaseException as error:
             with suppress(OSError):
                 for batch in self._unfinished:
@@ -64,17 +61,14 @@ class LaneExecutor:
             if isinstance(error, BaseExceptionGroup):
                 raise find_first_error(error) from None
             raise
-        if self._is_out_of_time:
-            reason = "is over before the provider opens more sandboxes"
-            await self._fail_unfinished(partial(self.run.deadline.build_error, reason=reason))
         if (refusal := admission.error) is not None:
             text = (
                 f"not started: the provider opened no sandbox for {self.run.provider.start_timeout} s "
                 f"({refusal.text}); {describe_rerun()} later"
             )
             await self._fail_unfinished(lambda _: type(refusal)(text), is_written=True)
-        if self.run.sink.failures.is_limit_reached:
-            await self._fail_unfinished(self.run.sink.failures.build_error)
+        if self.run.stop.has_too_many_failures:
+            await self._fail_unfinished(self.run.stop.build_error)
 
     def _make_batches(
         self, executions: Iterator[Execution], find_result: FindResult, per_task: int
@@ -122,10 +116,10 @@ class LaneExecutor:
             await lane.release()
 
     def _may_start(self) -> bool:
-        failures = self.run.sink.failures
-        if self.run.slots.admission.error is not None or failures.is_limit_reached:
+        stop = self.run.stop
+        if self.run.slots.admission.error is not None or stop.has_too_many_failures:
             return False
-        return not (failures.count and self.run.plan.stop_on_failure)
+        return not (stop.failed_count and self.run.plan.stop_on_failure)
 
     async def _run_batch(self, task: Any, lane: Lane, batch: TaskBatch) -> bool:
         """Create the task run of a batch. Return False if the lane must stop. Raises errors that end the flow run."""
@@ -145,13 +139,9 @@ class LaneExecutor:
         if isinstance(last_error, SandboxStartError) and lane.is_start_timeout_over and not stops_anyway:
             self.run.slots.end(last_error)
             return False
-        if not batch.remaining_executions or self.run.sink.failures.is_limit_reached:
+        if not batch.remaining_executions or self.run.stop.has_too_many_failures:
             return True
         error = await state.result(raise_on_failure=False)
-        if isinstance(error, RlmBatchError) and self.run.policy.is_too_late(error):
-            self._is_out_of_time = True
-            self.run.slots.dismiss_waiters()  # The waiting lanes would not get a sandbox in time either.
-            return False
         if isinstance(error, ProviderUnusable) and isinstance(error.__cause__, RlmBatchError):
             admission = self.run.slots.admission
             if admission.error is None and (self.run.plan.stop_on_failure or not admission.has_opened_sandbox):
@@ -167,11 +157,8 @@ class LaneExecutor:
     ) -> None:
         """Record an error for each execution without an outcome, also in the ledger if `is_written`."""
         self.is_over = True
-        started = [(batch, True) for batch in self._unfinished]
-        rest = ((batch, False) for batch in iter(self._take_batch, None))
-        for batch, is_started in itertools.chain(started, rest):
+        for batch in itertools.chain(list(self._unfinished), iter(self._take_batch, None)):
             for execution in batch.remaining_executions:
-                error = build_error(execution)
-                self.run.sink.record_unrun(execution, error, is_started=is_started, is_written=is_written)
+                self.run.sink.record_unrun(execution, build_error(execution), is_written=is_written)
                 await asyncio.sleep(0)  # There may be many executions, and others use this event loop.
         self._unfinished.clear()

@@ -10,64 +10,54 @@ from prefect.context import FlowRunContext
 from ...sandbox.errors import CodeError, DeadlineExceeded, ExecutionsFailed, NotRun, RlmBatchError
 from ...sandbox.outcomes.text_escape import escape_text
 from ...tasks.execution import Execution
+from ..parameters import Options
 from ..plan import Outcomes, Plan
 
 MAX_TYPE_CHARS = 100  # characters of the name of an exception's type, which code chooses
 
 
-@dataclass(frozen=True, slots=True)
-class Deadline:
-    """The deadline of a flow run: `seconds` from its start, and `at` in the event loop's time. None without one."""
+@dataclass(slots=True)
+class StopConditions:
+    """The deadline of a flow run, and the number of failures after which no execution starts.
 
-    seconds: float | None
-    at: float | None
+    `ends_at` is the deadline in the event loop's time, or None.
+    """
+
+    options: Options
+    total: int  # executions
+    ends_at: float | None
+    failed_count: int = 0
 
     @classmethod
-    def start(cls, seconds: float | None) -> Self:
-        """Return the deadline that many seconds from now."""
-        return cls(seconds, None if seconds is None else asyncio.get_running_loop().time() + seconds)
-
-    def remaining_seconds(self) -> float | None:
-        """Return the seconds until the deadline, or None without a deadline."""
-        return None if self.at is None else self.at - asyncio.get_running_loop().time()
-
-    def build_error(self, execution: Execution, reason: str) -> DeadlineExceeded:
-        """Return the error of an execution that has no outcome at the deadline."""
-        return DeadlineExceeded(
-            f"the flow run's deadline of {self.seconds:g} s {reason}"
-            + (f" ({execution.earlier_errors[-1]})" if execution.errors else "")
-            + f"; {describe_rerun()}, or set a longer `deadline`"
-        )
-
-
-@dataclass(slots=True)
-class FailureWatch:
-    """The number of a flow run's failures. `max_failures` is the flow's parameter, `total` the number of executions."""
-
-    max_failures: float | None
-    total: int
-    count: int = 0
+    def start(cls, options: Options, total: int) -> Self:
+        """Return the conditions of a flow run that starts now."""
+        deadline = options.deadline
+        return cls(options, total, None if deadline is None else asyncio.get_running_loop().time() + deadline)
 
     @property
-    def limit(self) -> int | None:
+    def failure_limit(self) -> int | None:
         """The number of failures that ends the run, or None for no limit."""
-        if self.max_failures is None:
+        count = self.options.max_failures
+        if count is None:
             return None
-        count = self.max_failures if self.max_failures >= 1 else self.max_failures * self.total
-        return max(1, math.ceil(count - 1e-9))  # 0.1 of 30 is 3.0000000000000004
+        return max(1, math.ceil((count if count >= 1 else count * self.total) - 1e-9))  # 0.1 * 30 is 3.0000000000000004
 
     @property
-    def is_limit_reached(self) -> bool:
+    def has_too_many_failures(self) -> bool:
         """True if no further execution may start."""
-        return self.limit is not None and self.count >= self.limit
+        return self.options.max_failures is not None and self.failed_count >= (self.failure_limit or 0)
 
-    def build_error(self, execution: Execution) -> NotRun:
-        """Return the error of an execution that has no outcome when the limit is reached."""
-        return NotRun(
-            f"not run: {self.count} of {self.total} executions failed, and `max_failures` is "
-            f"{self.max_failures:g}"
-            + (f" ({execution.earlier_errors[-1]})" if execution.errors else "")
-            + f"; {describe_rerun()}, or set a higher `max_failures`"
+    def build_error(self, execution: Execution) -> RlmBatchError:
+        """Return the error of an execution that has no outcome when the run has to end."""
+        earlier = f" ({execution.earlier_errors[-1]})" if execution.errors else ""
+        if self.has_too_many_failures:
+            return NotRun(
+                f"not run: {self.failed_count} of {self.total} executions failed, and `max_failures` is "
+                f"{self.options.max_failures:g}{earlier}; {describe_rerun()}, or set a higher `max_failures`"
+            )
+        return DeadlineExceeded(
+            f"the flow run's deadline of {self.options.deadline:g} s passed before this execution had ended{earlier}; "
+            f"{describe_rerun()}, or set a longer `deadline`"
         )
 
 

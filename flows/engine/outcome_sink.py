@@ -9,7 +9,7 @@ from ...sandbox.errors import ConfigurationError, NotRun, RlmBatchError
 from ...sandbox.meta import Meta
 from ...sandbox.result import Failure, Outcome, Result
 from ...tasks.execution import Execution
-from .failures import FailureWatch, describe_kind
+from .failures import describe_kind
 from .run import Run
 
 MAX_LOGGED_FAILURES = 20  # failures of each kind that get a line each in the log
@@ -45,38 +45,28 @@ class MemoryStore:
 class OutcomeSink:
     """A sink that passes every outcome of a flow run to the ledger, to the observers, the log, artifacts and listener.
 
-    The first observer is the run's store. `failures` counts the executions that ran and failed. `check_first` checks
-    the first result with fields.
+    The first observer is the run's store. `check_first` checks the first result with fields.
     """
 
     run: Run
     observers: list[Observer]
-    failures: FailureWatch = field(init=False)
     _has_checked_first: bool = False
     _kind_counts: Counter[str] = field(default_factory=Counter[str])  # failures
     _not_collected_count: int = 0  # executions of which files were not collected
     _error: ConfigurationError | None = None  # the error of `check_first`
-
-    def __post_init__(self) -> None:
-        self.failures = FailureWatch(self.run.options.max_failures, self.run.plan.total)
 
     def record(self, execution: Execution, outcome: Outcome) -> None:
         """Record the outcome of an execution that ran here. Raises OSError if the ledger cannot be written."""
         self.run.ledger.write_outcome(execution.key, outcome)
         self._store(execution, outcome)
         self._publish(execution, outcome)
-        self.failures.count += isinstance(outcome, Failure)
+        self.run.stop.failed_count += isinstance(outcome, Failure)
 
-    def record_unrun(
-        self, execution: Execution, error: RlmBatchError, *, is_started: bool = False, is_written: bool = False
-    ) -> None:
+    def record_unrun(self, execution: Execution, error: RlmBatchError, *, is_written: bool = False) -> None:
         """Record the failure of an execution that did not finish. It does not count towards `max_failures`.
 
-        The listener knows the execution if it `is_started`. The ledger gets the failure if `is_written`, and always if
-        the execution asked a model.
+        The ledger gets the failure if `is_written`, and always if the execution asked a model.
         """
-        if not is_started:
-            self.run.listener.on_execution_start(execution.index)
         failure = self._build_unrun_failure(execution, error)
         if is_written or failure.meta.queries.asked:
             self.run.ledger.write_outcome(execution.key, failure)
@@ -110,9 +100,8 @@ class OutcomeSink:
 
     def record_gathered(self, execution: Execution, outcome: Outcome) -> None:
         """Record the outcome of an execution in another process. The ledger and the store already have it."""
-        self.run.listener.on_execution_start(execution.index)
         self._publish(execution, outcome)
-        self.failures.count += isinstance(outcome, Failure)
+        self.run.stop.failed_count += isinstance(outcome, Failure)
 
     def raise_error(self) -> None:
         """Raise the ConfigurationError of `check_first`, which ends the run, if there is one."""

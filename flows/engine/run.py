@@ -42,7 +42,7 @@ from ..parameters import FlowParameters, Options
 from ..plan import Outcomes, Plan
 from ..reports import Report
 from .artifacts import ArtifactPublisher
-from .failures import Deadline
+from .failures import StopConditions
 from .run_outcome import RunOutcome
 from .turn_calls import TurnCalls
 
@@ -86,7 +86,7 @@ class Run:
     server_id: str = ""
     log: Logger = field(default_factory=logging.getLogger)
     ledger: Ledger = field(init=False)
-    deadline: Deadline = field(init=False)
+    stop: StopConditions = field(init=False)
     policy: RetryPolicy = field(init=False)
     files: CollectedFilesStore | None = None
     answers: AnswerLedger | None = None
@@ -125,8 +125,8 @@ class Run:
         options, access = self.options, self.model_access
         self.run_id, self.log, self.ledger = flow_run.id, get_run_logger(), ledger
         self.server_id = await get_server_id()
-        self.deadline = Deadline.start(options.deadline)
-        self.policy = RetryPolicy(options.retries, options.retry_code_errors, options.idempotent, self.deadline.at)
+        self.stop = StopConditions.start(options, self.plan.total)
+        self.policy = RetryPolicy(options.retries, options.retry_code_errors, options.idempotent)
         self.files = CollectedFilesStore(ledger.path) if options.collect else None
         self.kept_rest = 0 if not options.keep_failed else MAX_KEPT_OF_SHARD if part_prefix else MAX_KEPT
         self.usage, self.prepare_lines, self.output_lines = ResourceUsage(), LineBudget(), LineBudget()
@@ -198,7 +198,7 @@ class Run:
             raise ConfigurationError(
                 f"the inputs changed while they were read: {total} at first, {len(results)} at the end. Run it again"
             )
-        return Outcomes(results, self.store.failures, str(self.ledger.path))
+        return Outcomes(results, self.store.failures, str(self.ledger.path), self.plan.report_spec)
 
     async def flush_ledger_after_error(self) -> None:
         """Close the ledger, which flushes it. Only log an OSError, because the error before it matters more."""

@@ -14,7 +14,7 @@ from ..inputs.readers import Inputs, check_variables, get_column_types, read_inp
 from ..inputs.spilling import read_codes
 from ..inputs.tables import Report as ProgressReport
 from ..parameters import CommandLineForm, FlowParameters, Options, RepeatCount, Types
-from ..plan import CodeForEach, Outcomes, Plan, count_executions, repeat_items
+from ..plan import CodeForEach, Outcomes, Plan, plan_items
 from ..reports import OutcomesReport, report_outcomes
 
 
@@ -67,8 +67,7 @@ class BatchParameters(Options, FlowParameters[OutcomesReport]):
             for code in codes:
                 check_variables(code, [()], options, self.repeats)
             spec = ReportSpec().with_repeats(self.repeats, len(codes))
-            items = repeat_items([(code, {}) for code in codes], spec, options)
-            return Plan(total=count_executions(len(codes), spec), items=items, runs_each_code=True, report_spec=spec)
+            return plan_items([(code, {}) for code in codes], len(codes), spec, options, runs_each_code=True)
         if isinstance(self.code, list) or len(codes) > 1:
             raise ConfigurationError("`inputs` needs one piece of code, and there is a list")
         files: MatchedFiles | None = None
@@ -86,10 +85,11 @@ class BatchParameters(Options, FlowParameters[OutcomesReport]):
             inputs = read_inputs(source, types, report)
         check_variables(codes[0], inputs, options, self.repeats)
         spec = ReportSpec().with_repeats(self.repeats, len(inputs))
-        return Plan(
-            total=count_executions(len(inputs), spec),
-            items=repeat_items(CodeForEach(codes[0], inputs), spec, options),
-            report_spec=spec,
+        return plan_items(
+            CodeForEach(codes[0], inputs),
+            len(inputs),
+            spec,
+            options,
             column_types=get_column_types(inputs),
             find_uploads=None if files is None else files.find_uploads,
             digests=None if files is None else files.digests,
@@ -97,7 +97,4 @@ class BatchParameters(Options, FlowParameters[OutcomesReport]):
 
     def build_report(self, outcomes: Outcomes) -> OutcomesReport:
         """Return the outcomes, in order."""
-        spec = ReportSpec()
-        if self.repeats is not None:
-            spec = spec.with_repeats(self.repeats, len(outcomes.results) // self.repeats)
-        return report_outcomes(outcomes.results, outcomes.results_path, spec)
+        return report_outcomes(outcomes.results, outcomes.results_path, outcomes.spec)

@@ -34,7 +34,7 @@ from ..inputs.readers import (
 from ..inputs.spilling import read_text_reference
 from ..inputs.tables import Report as ProgressReport
 from ..parameters import CommandLineForm, FlowParameters, Options, RepeatCount, Types, VolumeName
-from ..plan import CodeForEach, Outcomes, Plan, count_executions, label_execution, repeat_items
+from ..plan import CodeForEach, Outcomes, Plan, label_execution, plan_items
 from ..reporting.groups import group_outcomes
 from ..reporting.table import format_cell
 from ..reports import Report, describe_outcome
@@ -70,23 +70,21 @@ class ChunksReport(Report[Outcome]):
     repeated: Sequence[Outcome] = ()
 
     @classmethod
-    def from_outcomes(cls, outcomes: Outcomes, count: int, repeats: int | None = None) -> Self:
+    def from_outcomes(cls, outcomes: Outcomes, count: int) -> Self:
         """Return the report. The first `count` outcomes belong to the chunks, and the next one to the reduction."""
         places: dict[str, int] = {}
         writers: dict[str, dict[str, None]] = {}
-        spec = ReportSpec().with_repeats(repeats, count // (repeats or 1))
+        spec = outcomes.spec
         for place, outcome in enumerate(itertools.islice(outcomes.results, count)):
             chunk_id = str(outcome.meta.variables["chunk_id"])
-            places[chunk_id] = place // (repeats or 1)
+            places[chunk_id] = place if spec.repeats is None else place // spec.repeats.count
             for path in outcome.meta.files:
                 writers.setdefault(path, {})[chunk_id] = None
         overlaps = {path: list(ids) for path, ids in writers.items() if len(ids) > 1}
         reduction = outcomes.results[count] if len(outcomes.results) > count else None
-        if repeats is None:
-            return cls(_ById(places, outcomes.results), reduction, overlaps, outcomes.results_path)
-        repeated = outcomes.results[:count]
-        groups = list(group_outcomes(repeated, spec))
-        return cls(_ById(places, groups), reduction, overlaps, outcomes.results_path, spec, repeated)
+        repeated = () if spec.repeats is None else outcomes.results[:count]
+        results = outcomes.results if spec.repeats is None else list(group_outcomes(repeated, spec))
+        return cls(_ById(places, results), reduction, overlaps, outcomes.results_path, spec, repeated)
 
     @property
     def rows_outcomes(self) -> Collection[Outcome]:
@@ -229,20 +227,20 @@ class ChunksParameters(Options, FlowParameters[ChunksReport]):
         types = resolve_types_of(source, self.types, options.locate_ledger(run_ledger))  # type: ignore[arg-type]
         parts = build_chunks(self.chunks, self.data, self.chunk_size, types, report)
         spec = ReportSpec("chunk" if reduce is None else "execution").with_repeats(self.repeats, len(parts))
-        items = CodeForEach(code, parts)
-        return Plan(
-            total=count_executions(len(parts), spec) + (reduce is not None),
-            items=repeat_items(items, spec, options),
+        plan = plan_items(
+            CodeForEach(code, parts),
+            len(parts),
+            spec,
+            options,
             execute=partial(execute_chunks, code, parts, reduce),
             label=partial(label_execution, "chunk"),
-            report_spec=spec,
             column_types=get_column_types(parts),
         )
+        return plan if reduce is None else replace(plan, total=plan.total + 1)
 
     def build_report(self, outcomes: Outcomes) -> ChunksReport:
         """Return the report: the outcomes of the chunks, and then the outcome of the reduction if there is one."""
-        count = len(outcomes.results) - (self.reduce is not None)
-        return ChunksReport.from_outcomes(outcomes, count, self.repeats)
+        return ChunksReport.from_outcomes(outcomes, len(outcomes.results) - (self.reduce is not None))
 
 
 async def execute_chunks(code: str, parts: Inputs, reduce: str | None, run: "Run") -> None:
@@ -262,7 +260,7 @@ async def execute_chunks(code: str, parts: Inputs, reduce: str | None, run: "Run
             run.skip([reduction], f"{len(failed)} of {count} executions have no result")
         else:
             await run.executor.execute_all(iter([reduction]), run.cache.find_result)
-    report = ChunksReport.from_outcomes(run.collect_outcomes(), count, None if repeats is None else repeats.count)
+    report = ChunksReport.from_outcomes(run.collect_outcomes(), count)
     for note in report.list_overlaps():
         run.log.warning("%s", note)
 

@@ -69,8 +69,7 @@ class SequenceParameters(CodeParameters, FlowParameters[OutcomesReport]):
 
     def build_report(self, outcomes: Outcomes) -> OutcomesReport:
         """Return the outcomes of the steps, in order."""
-        # Later steps see the names that a step defines, so most steps submit nothing.
-        return report_outcomes(outcomes.results, outcomes.results_path, ReportSpec("step"))
+        return report_outcomes(outcomes.results, outcomes.results_path, outcomes.spec)
 
 
 async def execute_steps(run: "Run") -> None:

@@ -1,5 +1,6 @@
 """The sweep flow: one piece of code over the points of a search space, and the best trial by an objective."""
 
+from collections.abc import Iterable
 from dataclasses import field
 from functools import partial
 from typing import Annotated, Any, cast
@@ -23,11 +24,11 @@ from ..inputs.readers import (
 from ..inputs.spilling import read_text_reference
 from ..inputs.tables import Report as ProgressReport
 from ..parameters import CommandLineForm, FlowParameters, Options, RepeatCount, Types
-from ..plan import CodeForEach, Outcomes, Plan, count_executions, label_execution, repeat_items
+from ..plan import CodeForEach, Outcomes, Plan, label_execution, plan_items
 from ..reporting.best_trials import read_scores
 from ..reporting.groups import STATISTICS
 from ..reports import TrialsReport
-from ..search.plan import continue_search, parse_objectives, plan_search
+from ..search.plan import CONTINUED, continue_search, parse_objectives, plan_search
 from ..search.search import DrawnPoints, execute_search
 from ..search.study import check_search
 
@@ -163,51 +164,54 @@ class SweepParameters(Options, FlowParameters[TrialsReport]):
     def make_plan(self, report: ProgressReport | None = None, run_ledger: PathOrLocation | None = None) -> Plan:
         """Read or draw the points. Raises ConfigurationError."""
         self.check_combination()
-        code, options, spec = read_text_reference(self.code), self.options, self._make_spec()
-        check_first = partial(check_fields, spec, self.repeats is not None) if spec.objectives else None
-        if self.space is None:
-            points: Inputs = Grid(cast("dict[str, list[Any]]", self.grid))
-            if self.points is not None:
-                types = resolve_types_of(self.points, self.types, options.locate_ledger(run_ledger))  # type: ignore[arg-type]
-                points = read_inputs(self.points, types, report, noun="points")
-            check_variables(code, points, options, self.repeats)
-            spec = spec.with_repeats(self.repeats, len(points), self.aggregate)
-            return Plan(
-                total=count_executions(len(points), spec),
-                items=repeat_items(CodeForEach(code, points), spec, options),
-                label=partial(label_execution, "trial"),
-                report_spec=spec,
-                check_first=check_first,
-                column_types=get_column_types(points),
-            )
-        settings: dict[str, Any] = {
-            "sampler": self.sampler, "seed": self.seed, "pruner": self.pruner, "stop_at": self.stop_at,
-            "stop_after": self.stop_after,
-        }  # fmt: skip
-        added = continue_search(settings, options.locate_ledger(run_ledger), self.space, spec.objectives)
-        if report is not None and added:
-            words = ", ".join(f"{name} {value}" for name, value in added.items())
-            report(f"the search continues with {words}: pass other values to change that")
+        ledger = self.options.locate_ledger(run_ledger)
+        return self._plan_points(report, ledger) if self.space is None else self._plan_search(report, ledger)
+
+    def _plan_points(self, report: ProgressReport | None, ledger: PathOrLocation | None) -> Plan:
+        points: Inputs = Grid(cast("dict[str, list[Any]]", self.grid))
+        if self.points is not None:
+            types = resolve_types_of(self.points, self.types, ledger)  # type: ignore[arg-type]
+            points = read_inputs(self.points, types, report, noun="points")
+        code = read_text_reference(self.code)
+        check_variables(code, points, self.options, self.repeats)
+        return self._plan_trials(code, points, len(points), column_types=get_column_types(points))
+
+    def _plan_search(self, report: ProgressReport | None, ledger: PathOrLocation | None) -> Plan:
+        code, spec, trials = read_text_reference(self.code), self._make_spec(), self.trials or 0
+        settings = {name: getattr(self, name) for name in CONTINUED}
+        added = continue_search(settings, ledger, self.space, spec.objectives)
         settings |= {"sampler": self.sampler or "tpe", "seed": self.seed or 0, "constraints": spec.constraints, **added}
         start = () if self.start is None else tuple(read_inputs(self.start))
-        trials = self.trials or 0
-        search = plan_search(self.space, trials, start, options.shards, objectives=spec.objectives, **settings)
+        search = plan_search(self.space, trials, start, self.shards, objectives=spec.objectives, **settings)
         check_search(search)
-        check_variables(code, search.space.alternatives, options, self.repeats)
+        check_variables(code, search.space.alternatives, self.options, self.repeats)
         if report is not None:
+            if added:
+                words = ", ".join(f"{name} {value}" for name, value in added.items())
+                report(f"the search continues with {words}: pass other values to change that")
             for line in search.space.describe():
                 report(line)
-        spec = spec.with_repeats(self.repeats, trials, self.aggregate)
-        return Plan(
-            total=count_executions(trials, spec),
-            items=repeat_items(CodeForEach(code, DrawnPoints(search)), spec, options),
-            execute=None if options.shards is not None else partial(execute_search, search, code),
-            label=partial(label_execution, "trial"),
-            report_spec=spec,
-            check_first=check_first,
+        return self._plan_trials(
+            code,
+            DrawnPoints(search),
+            trials,
+            execute=None if self.shards is not None else partial(execute_search, search, code),
             may_stop_early=search.may_stop_early,
             search=settings,
             warnings=tuple(search.space.list_warnings()),
+        )
+
+    def _plan_trials(self, code: str, points: Iterable[dict[str, Any]], count: int, **settings: Any) -> Plan:
+        """Return the plan to run the code with each of `count` points. `settings` are further fields of the plan."""
+        spec = self._make_spec()
+        return plan_items(
+            CodeForEach(code, points),
+            count,
+            spec.with_repeats(self.repeats, count, self.aggregate),
+            self.options,
+            label=partial(label_execution, "trial"),
+            check_first=partial(check_fields, spec, self.repeats is not None) if spec.objectives else None,
+            **settings,
         )
 
     def _make_spec(self) -> ReportSpec:
@@ -217,18 +221,15 @@ class SweepParameters(Options, FlowParameters[TrialsReport]):
 
     def build_report(self, outcomes: Outcomes) -> TrialsReport:
         """Return the trials and the best of them. Raises ConfigurationError if none submitted the objective."""
-        spec = self._make_spec()
-        if self.repeats is not None:
-            spec = spec.with_repeats(self.repeats, len(outcomes.results) // self.repeats, self.aggregate)
-        report = TrialsReport(outcomes.results, outcomes.results_path, spec)
-        if spec.objectives and not report.best_trials:
-            # Read one trial at a time, because memory may not hold all trials of a sharded job.
-            whole = (trial for trial in report.rows_outcomes if isinstance(trial, Result) and not trial.meta.pruned)
-            if next((trial for trial in whole if read_scores(trial, spec) is None), None) is not None:
+        spec, results_path = outcomes.spec, outcomes.results_path
+        report = TrialsReport(outcomes.results, results_path, spec)
+        # Read one trial at a time, because memory may not hold all trials of a sharded job.
+        for trial in report.rows_outcomes if spec.objectives and not report.best_trials else ():
+            if isinstance(trial, Result) and not trial.meta.pruned and read_scores(trial, spec) is None:
                 names = ", ".join(repr(item.name) for item in spec.objectives)
                 raise ConfigurationError(
                     f"no trial submitted {names} as a number: call SUBMIT with it, or name another objective; the "
-                    f"results are in {report.results_path}"
+                    f"results are in {results_path}"
                 )
         return report
 

@@ -14,7 +14,6 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import PurePath
 
 import httpx
@@ -66,7 +65,7 @@ class ShardingExecutor:
 
     @property
     def is_over(self) -> bool:
-        return self.run.sink.failures.is_limit_reached
+        return self.run.stop.has_too_many_failures
 
     async def execute_all(self, executions: Iterator[Execution], find_result: FindResult) -> None:
         async with open_server_client() as client:
@@ -76,7 +75,7 @@ class ShardingExecutor:
                 jobs = {uuid.UUID(run) for run in (flow_run.id, *(record.flow_run_id for record in records)) if run}
                 await self._wait_for_ends(client, await cancel_runs(client, jobs))
             await self._add_executions(executions, find_result)
-            limit = asyncio.timeout_at(self.run.deadline.at)
+            limit = asyncio.timeout_at(self.run.stop.ends_at)
             try:
                 async with limit:
                     await self._run_shards(client)
@@ -84,10 +83,7 @@ class ShardingExecutor:
                 await self._cancel_active(client)
                 if not limit.expired():
                     raise
-                await self._fail_unfinished(
-                    self._shards,
-                    partial(self.run.deadline.build_error, reason="passed before this execution had ended"),
-                )
+                await self._fail_unfinished(self._shards, self.run.stop.build_error)
             except BaseException:
                 # If the job ends, its shards end too. They continue only if the job's process is killed.
                 await asyncio.shield(self._cancel_active(client))
@@ -152,7 +148,7 @@ class ShardingExecutor:
         clock = asyncio.get_running_loop().time
         counted_at = running_at = answered_at = self._polled_at = self._listened_at = clock()
         while True:
-            if self.run.sink.failures.is_limit_reached:
+            if self.run.stop.has_too_many_failures:
                 await self._cancel_active(client)
                 break
             try:
@@ -183,8 +179,8 @@ class ShardingExecutor:
         await asyncio.to_thread(self.run.ledger.close)  # writes the results that came from other ledgers
         await self._gather_outcomes()
         self.run.sink.raise_error()
-        if self.run.sink.failures.is_limit_reached:
-            await self._fail_unfinished(self._shards, self.run.sink.failures.build_error)
+        if self.run.stop.has_too_many_failures:
+            await self._fail_unfinished(self._shards, self.run.stop.build_error)
 
     async def _start_waiting(self, client: PrefectClient, waiting: list[Shard]) -> None:
         """Start waiting shards, the last first, while there is room for them."""
@@ -241,7 +237,7 @@ class ShardingExecutor:
     def _build_options(self, shard: Shard) -> Options:
         """Return the job's parameters for one shard."""
         options = self.run.options
-        remaining = self.run.deadline.remaining_seconds()
+        ends_at = self.run.stop.ends_at
         # Earlier rounds of this job, such as the chunks before their reduction, have used a part of the limits.
         spent = shard.spent
         used = self.run.usage.model - sum((other.spent for other in self._shards), Usage())
@@ -257,8 +253,8 @@ class ShardingExecutor:
             prepare=None if options.preparation is None else options.preparation.code,
             check=options.check_code,
             on_failure="return",
-            max_failures=self.run.sink.failures.limit,
-            deadline=None if remaining is None else max(1.0, remaining),
+            max_failures=self.run.stop.failure_limit,
+            deadline=None if ends_at is None else max(1.0, ends_at - asyncio.get_running_loop().time()),
             executions_per_task=options.executions_per_task or per_task,
             cache_results=False,
             results_path=str(self.run.ledger.path),
@@ -316,7 +312,7 @@ class ShardingExecutor:
         give_up_at = asyncio.get_running_loop().time() + GATHER_SECONDS
         while True:
             await self._gather_outcomes()
-            is_over = not self._count_unfinished(shard) or self.run.sink.failures.is_limit_reached
+            is_over = not self._count_unfinished(shard) or self.run.stop.has_too_many_failures
             if is_over or asyncio.get_running_loop().time() >= give_up_at:
                 return
             await asyncio.sleep(POLL_INTERVAL_SECONDS)
@@ -325,14 +321,13 @@ class ShardingExecutor:
         """Decide whether the rest of an ended attempt is run again or fails. Raises an error that ends the job."""
         unfinished, number, state = self._count_unfinished(shard), shard.number + 1, shard.state
         shard.fruitless_attempts = 0 if unfinished < shard.unfinished_at_start else shard.fruitless_attempts + 1
-        if not unfinished or self.run.sink.failures.is_limit_reached:
+        if not unfinished or self.run.stop.has_too_many_failures:
             return
         for kind in (ConfigurationError, PrepareError):  # These would be raised on every worker.
             if state.name == kind.__name__:
                 raise kind(f"shard {number}: {state.message}")
         if state.name == DeadlineExceeded.__name__:
-            reason = "is over before the provider opens more sandboxes"
-            await self._fail_unfinished([shard], partial(self.run.deadline.build_error, reason=reason))
+            await self._fail_unfinished([shard], self.run.stop.build_error)
         elif state.type == StateType.CANCELLED or shard.fruitless_attempts >= MAX_FRUITLESS_ATTEMPTS:
             text = f"not finished: its shard, number {number}, ended without a result: {reason}"
             await self._fail_unfinished([shard], lambda _: NotRun(text))
