@@ -11,9 +11,7 @@ five seconds together as a part, and a killed process loses the lines that it ha
 import errno
 import fnmatch
 import itertools
-import math
 import os
-import shutil
 import threading
 import time
 import uuid
@@ -140,21 +138,14 @@ class Ledger:
             ) from error
 
     def _open_file(self) -> Any:
-        file = self._file
-        if file is not None and not os.fstat(file.fileno()).st_nlink:
-            # The file or its directory was deleted. Its content exists while it is open.
-            self._file = None
-            with file:
-                file.seek(0)
-                shutil.copyfileobj(file, self._open_file())
-        elif file is not None and file.tell() >= PART_SIZE_BYTES:
+        if self._file is not None and self._file.tell() >= PART_SIZE_BYTES:
             self.close()
         if self._file is None:
             self._part += 1
             assert isinstance(self.path, Path)
             self.path.mkdir(parents=True, exist_ok=True)
             # The file has no buffer, so that each line is one write.
-            self._file = open(self.path / f"{self._writer}-{self._part}.jsonl", "a+b", buffering=0)  # noqa: SIM115
+            self._file = open(self.path / f"{self._writer}-{self._part}.jsonl", "ab", buffering=0)  # noqa: SIM115
         return self._file
 
     def close(self) -> None:
@@ -253,9 +244,9 @@ def _send_part(location: Location, writer: str, number: int, data: bytes) -> Non
 class UploadBuffer:
     """A buffer of lines for a location that cannot append to files. A background thread sends the lines.
 
-    The thread calls `send` with the upload's number, from 1, and its bytes. It retries a failed upload with the same
-    number and bytes, so the upload arrives once. A writer does not wait for the network. A killed process loses the
-    lines of the last SEND_INTERVAL_SECONDS, or more if the location is slow or does not answer.
+    The thread lives while there are lines. It calls `send` with the upload's number, from 1, and its bytes. It retries
+    a failed upload with the same number and bytes, so the upload arrives once. A writer does not wait for the network.
+    A killed process loses the lines of the last SEND_INTERVAL_SECONDS, or more if the location is slow.
     """
 
     def __init__(self, send: Callable[[int, bytes], None]) -> None:
@@ -263,7 +254,6 @@ class UploadBuffer:
         self._changed = threading.Condition()
         self._lines: list[bytes] = []
         self._size = 0
-        self._first_line_at = 0.0  # the time of the first line, by the monotonic clock
         self._number = 0
         self._unsent = b""  # bytes that are being sent, or could not be sent
         self._error: OSError | None = None
@@ -278,8 +268,6 @@ class UploadBuffer:
             )
             if self._error is not None or not is_ready:
                 raise self._error or OSError(errno.ETIMEDOUT, TIMEOUT_TEXT)
-            if not self._lines:
-                self._first_line_at = time.monotonic()
             self._lines.append(line)
             self._size += len(line)
             self._start_thread(RETRY_PATIENCE_SECONDS)
@@ -308,28 +296,25 @@ class UploadBuffer:
         self._changed.notify_all()
 
     def _send_lines(self, patience: float) -> None:
-        """Send what is due until the buffer is closed, or an upload fails."""
+        """Send the lines when they are due, until there are none or an upload fails."""
         error: OSError | None = None
-        with self._changed:
-            while error is None and (self._lines or self._unsent or not self._is_closing):
-                due_at = self._first_line_at + SEND_INTERVAL_SECONDS if self._lines else math.inf
-                is_due = self._unsent or self._is_closing or self._size >= SEND_SIZE_BYTES
-                if not is_due and (wait := due_at - time.monotonic()) > 0:
-                    self._changed.wait(None if wait == math.inf else wait)
-                    continue
+        while error is None:
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: self._unsent or self._is_closing or self._size >= SEND_SIZE_BYTES, SEND_INTERVAL_SECONDS
+                )
                 if not self._unsent:
                     self._unsent, self._lines, self._size = b"".join(self._lines), [], 0
                     self._number += 1
                     self._changed.notify_all()
-                self._changed.release()
-                try:
-                    error = self._send_with_retries(patience)
-                finally:
-                    self._changed.acquire()
+            error = self._send_with_retries(patience)
+            with self._changed:
                 if error is None:
                     self._unsent = b""
-            self._error, self._thread = error, None
-            self._changed.notify_all()
+                if error is not None or not self._lines:
+                    self._error, self._thread = error, None
+                    self._changed.notify_all()
+                    return
 
     def _send_with_retries(self, patience: float) -> OSError | None:
         """Send the upload, with retries for `patience` seconds. Return the last error if all tries failed."""

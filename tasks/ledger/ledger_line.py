@@ -16,87 +16,36 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, Field, TypeAdapter
 
 from ...sandbox.errors import ConfigurationError
+from ...sandbox.meta import Meta, QuerySummary
 from ...sandbox.outcomes.outcome_json import outcome_from_json, outcome_to_json, restore_outcome
 from ...sandbox.queries.budget import Usage
 from ...sandbox.result import Outcome, Result
 
 VERSION = 1  # the version of the format of ledger lines, run records and the files of shards
 MAX_LINE_BYTES = 256 * 1024 * 1024  # bytes of a line; longer ones are not ours
-# Larger times, sizes and counts are not ours.
-Count = Annotated[int, Field(gt=-1e15, lt=1e15)]
-Number = Annotated[float, Field(gt=-1e15, lt=1e15)]
-Position = Annotated[int, Field(ge=0, lt=1e15)]
-WrittenAt = Annotated[float, Field(ge=0, lt=1e15, validation_alias="at")]
-USAGE_FIELDS = ("calls", "prompt_tokens", "completion_tokens", "cost")
+WrittenAt = Annotated[float, Field(validation_alias="at")]
+QUERIES, USAGE = TypeAdapter(QuerySummary), TypeAdapter(Usage)
 
 
-class StoredFields(BaseModel):
-    """Fields whose types are checked. Fields that the program only passes on may have any type."""
-
-    model_config = ConfigDict(strict=True)
-
-
-class UsageFields(StoredFields):
-    """The usage of a model by an attempt."""
-
-    asked: Count = 0
-    failed: Count = 0
-    calls: Count = 0
-    prompt_tokens: Count = 0
-    completion_tokens: Count = 0
-    cached: Count = 0
-    cost: Number | None = None
-    tree: list[Any] = []
-
-
-class MetaFields(StoredFields):
-    """The meta of an outcome."""
-
-    index: Count | None = None
-    variables: dict[str, Any] = {}
-    seconds: Number = 0.0
-    attempt: Count = 0
-    layers: list[Any] = []
-    earlier_errors: list[Any] = []
-    files: list[Any] = []
-    stdout: str = ""
-    stderr: str = ""
-    queries: UsageFields | None = None
-    value_repr: str | None = None
-    displays: list[dict[str, Any]] = []
-    collected: list[str] = []
-    not_collected: list[str] = []
-    group: Count = 0
-    repeat: Count = 0
-    cpu_seconds: Number = 0.0
-    peak_mib: Number = 0.0
-    kept_until: Number = 0.0
-    nonfinite: dict[str, Any] = {}
-    value_nonfinite: dict[str, Any] = {}
-    judged: dict[str, Any] = {}
-    judged_nonfinite: dict[str, Any] = {}
-
-
-class ErrorFields(StoredFields):
+class ErrorFields(BaseModel):
     """The error of a failure."""
 
     error: str
     text: str
 
 
-class LineFields(StoredFields):
+class LineFields(BaseModel):
     """The line of an outcome. A success has outputs, and a failure has an error."""
 
     key: str
-    at: Number
-    meta: MetaFields
-    index: Count | None = None
+    at: float
+    meta: Meta
+    index: int | None = None
     outputs: dict[str, Any] = {}
     error: ErrorFields | None = None
-    nonfinite: dict[str, Any] = {}
 
 
 class LinePosition(NamedTuple):
@@ -138,9 +87,9 @@ class AskedTrial:
     """
 
     key: str
-    index: Position
+    index: int
     variables: dict[str, Any]
-    alternative: Count
+    alternative: int
     search: str
     written_at: WrittenAt = 0.0
 
@@ -150,9 +99,9 @@ class TrialReport:
     """A value that a trial has reported, and whether the trial was pruned at this report."""
 
     key: str
-    index: Position
-    step: Position
-    value: Annotated[float, BeforeValidator(float)]  # "inf" is a text in the line
+    index: int
+    step: int
+    value: float  # infinity is a text in the line
     is_pruned: Annotated[bool, Field(validation_alias="pruned")]
     written_at: WrittenAt = 0.0
 
@@ -227,13 +176,11 @@ def count_usage(parts: Iterable[Path]) -> Usage:
             line = json.loads(raw)
             attempt = writer, line["key"], line["attempt"]
             if line["status"] == "used":
-                UsageFields.model_validate(line["usage"])
-                attempts[attempt] = Usage(**line["usage"])
+                attempts[attempt] = USAGE.validate_python(line["usage"])
             else:
                 attempts.pop(attempt, None)
-                queries = line["meta"].get("queries") or {}
-                UsageFields.model_validate(queries)
-                total += Usage(*(queries.get(name, 0) for name in USAGE_FIELDS))
+                used = QUERIES.validate_python(line["meta"].get("queries") or {})
+                total += Usage(used.calls, used.prompt_tokens, used.completion_tokens, used.cost)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             continue
     return sum(attempts.values(), total)
@@ -286,9 +233,10 @@ def parse_line(raw: bytes, position: LinePosition) -> LedgerLine | None:
         if is_success and (constants or "error" in data):
             return None
         _ = data["outputs" if is_success else "error"]
+        data["meta"]["queries"] = data["meta"].get("queries") or {}
         LineFields.model_validate(data)
         restore_outcome(data)
-    except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError):
         return None
     return LedgerLine(data["key"], data["at"], is_success, data, position)
 
@@ -309,6 +257,6 @@ def parse_form(raw: bytes, part: str, forms: Forms) -> Any:
     try:
         data = json.loads(raw)
         check_version(data, part)
-        return forms[data["status"]].validate_json(raw, strict=True)
+        return forms[data["status"]].validate_json(raw)
     except (ValueError, TypeError, KeyError, ArithmeticError, RecursionError):
         return None

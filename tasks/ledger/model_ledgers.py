@@ -18,7 +18,6 @@ from .ledger import Ledger
 from .ledger_line import (
     Forms,
     LinePosition,
-    StoredFields,
     encode_fields,
     parse_form,
     read_raw_line,
@@ -32,7 +31,7 @@ MAX_EXECUTION_BYTES = 256 * 1024 * 1024  # of one execution's requests; the rest
 Json = dict[str, Any]
 
 
-class AnswerLine(StoredFields):
+class AnswerLine(BaseModel):
     """The answer to the question with a key."""
 
     key: str
@@ -42,7 +41,7 @@ class AnswerLine(StoredFields):
 class OutputLine(BaseModel):
     """The output that a model got from its code."""
 
-    model_config = ConfigDict(strict=True, extra="allow")
+    model_config = ConfigDict(extra="allow")
 
     query: str
 

@@ -22,7 +22,7 @@ from ...blocks.storage.mirror import LocalMirror
 from ...sandbox.errors import ConfigurationError
 from ..repeats import Repeats
 from .ledger import claim_idle_ledger, list_files
-from .ledger_line import VERSION, Count, Number, check_version
+from .ledger_line import VERSION, check_version
 from .result_index import get_results_root
 
 Direction = Literal["minimize", "maximize"]
@@ -97,19 +97,19 @@ class RunRecord:
     search: dict[str, Any] = field(default_factory=dict[str, Any])  # the settings of a search
     stopped: str = ""  # the reason if a search ended before its last trial
     provider: str = ""
-    total: Count = 0
-    repeats: Count | None = None
-    groups: Count | None = None  # inputs, points or chunks, each of which runs `repeats` times
+    total: int = 0
+    repeats: int | None = None
+    groups: int | None = None  # inputs, points or chunks, each of which runs `repeats` times
     aggregate: Aggregate = "mean"
     began: Time = 0.0
     ended: Time | None = None
-    succeeded: Count | None = None
-    failed: Count | None = None
+    succeeded: int | None = None
+    failed: int | None = None
     best: float | None = None
-    best_index: Count | None = None
-    front: Count = 0  # trials on the Pareto front
-    sandboxes: Count = 0
-    sandbox_seconds: Number = 0.0  # the sum of the times that the sandboxes were open
+    best_index: int | None = None
+    front: int = 0  # trials on the Pareto front
+    sandboxes: int = 0
+    sandbox_seconds: float = 0.0  # the sum of the times that the sandboxes were open
     # the types of the columns of a CSV inputs file, or "json" if each cell was parsed separately
     column_types: dict[str, str] | str = field(default_factory=dict[str, str])
     version: int = VERSION
