@@ -7,12 +7,12 @@ import fcntl
 import os
 import resource
 import sys
+from ctypes import CDLL, addressof, c_char, c_char_p, c_int, c_size_t, c_ulong, c_void_p, cast, get_errno
 
 from .processes import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
 PRCTL_OPTIONS = {
@@ -20,46 +20,10 @@ PRCTL_OPTIONS = {
     "PR_SET_CHILD_SUBREAPER": 36, "PR_SET_NO_NEW_PRIVS": 38, "PR_CAP_AMBIENT": 47,
 }  # fmt: skip
 
-
-_prctl: tuple[Callable[..., int], Callable[[], int]] | None = None
-_libc: Any = None
-
-
-def _find_prctl() -> tuple[Callable[..., int], Callable[[], int]]:
-    """Return `prctl` and a function that reads its errno; both are built once."""
-    global _prctl
-    if _prctl is None:
-        import _ctypes
-
-        _prctl = load_function("prctl", "iLLLL"), _ctypes.get_errno
-    return _prctl
-
-
-def _load_libc() -> Any:
-    global _libc
-    if _libc is None:
-        import ctypes
-
-        _libc = ctypes.CDLL(None, use_errno=True)
-        for name in ("syscall", "capset"):  # Looking a function up here spares each fork the lookup.
-            getattr(_libc, name)
-    return _libc
-
-
-def load_function(name: str, arguments: str, *, keeps_lock: bool = False) -> Callable[..., int]:
-    """Return a C function by its name and the codes of its arguments' types; it keeps Python's lock if asked.
-
-    Importing `ctypes` itself takes longer than importing the driver.
-    """
-    import _ctypes
-
-    raw: Any = _ctypes
-    types = {code: type("Number", (raw._SimpleCData,), {"_type_": code}) for code in "iL"}
-    flags = raw.FUNCFLAG_CDECL | raw.FUNCFLAG_USE_ERRNO | (raw.FUNCFLAG_PYTHONAPI if keeps_lock else 0)
-    function: Any = type("Function", (raw.CFuncPtr,), {"_flags_": flags, "_restype_": types["i"]})
-    call = function(raw.dlsym(raw.dlopen(None, 0), name))
-    call.argtypes = [types[code] for code in arguments]
-    return call
+LIBC: Any = CDLL(None, use_errno=True)
+# Looking the functions up here spares each fork the lookup.
+LIBC.prctl.argtypes = [c_int, *[c_ulong] * 4]
+LIBC.syscall.restype = LIBC.capset.restype = c_int
 
 
 class SeccompFilter:
@@ -70,16 +34,16 @@ class SeccompFilter:
 
     OWN_PID = (0x7E57A11D).to_bytes(4, sys.byteorder)  # placeholder for the id of the confined process
 
-    def __init__(self, ctypes: Any, program: bytes) -> None:
+    def __init__(self, program: bytes) -> None:
         self._program = bytearray(program)
         self._places: list[int] = []  # offsets of OWN_PID
         while (place := program.find(self.OWN_PID, self._places[-1] + 1 if self._places else 0)) >= 0:
             self._places.append(place)
-        self._start = ctypes.c_char.from_buffer(self._program)  # a reference that keeps the buffer at its address
+        self._start = c_char.from_buffer(self._program)  # a reference that keeps the buffer at its address
         length = len(program) // 8 << (0 if sys.byteorder == "little" else 48)
-        fields = (length, ctypes.addressof(self._start))
-        self._fields = ctypes.c_char_p(b"".join(field.to_bytes(8, sys.byteorder) for field in fields))
-        self.address: int = ctypes.cast(self._fields, ctypes.c_void_p).value
+        fields = (length, addressof(self._start))
+        self._fields = c_char_p(b"".join(field.to_bytes(8, sys.byteorder) for field in fields))
+        self.address = cast(self._fields, c_void_p).value or 0
 
     def set_own_pid(self, pid: int) -> None:
         own = pid.to_bytes(4, sys.byteorder)
@@ -106,18 +70,12 @@ class Confinement:
     LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446  # system call numbers on every architecture
 
     def __init__(self, settings: dict[str, Any]) -> None:
-        self._prctl_call, self._errno = _find_prctl()
         self._settings = settings
-        if settings.get("landlock") or settings.get("seccomp") or settings.get("search"):
-            import ctypes
-
-            self._ctypes = ctypes
-            self._libc = _load_libc()
         self._limits: list[tuple[int, int]] = [
             (getattr(resource, "RLIMIT_" + name), int(value)) for name, value in settings.get("limits", {}).items()
         ]
         self._ruleset = -1
-        self._has_domain = bool(settings.get("landlock"))  # each child enters a Landlock domain
+        self.has_domain = bool(settings.get("landlock"))  # each child enters a Landlock domain
         self._filter: SeccompFilter | None = None
         self._is_built = False
         if settings.get("mounts"):  # They are checked before the sandbox is ready.
@@ -137,31 +95,23 @@ class Confinement:
         for path, device, inode, access in settings.get("mounts", ()):
             self._admit_mount(path, (device, inode), access)
         if settings.get("seccomp"):
-            self._filter = SeccompFilter(self._ctypes, bytes.fromhex(settings["seccomp"]))
-
-    @classmethod
-    def after_start(cls, settings: dict[str, Any]) -> Confinement:
-        """Return the confinement of a process that was confined by these settings, and then started a program."""
-        confinement = cls({})
-        if settings.get("landlock"):
-            confinement._has_domain, confinement._libc = True, _load_libc()
-        return confinement
+            self._filter = SeccompFilter(bytes.fromhex(settings["seccomp"]))
 
     def _call(self, name: str, result: int) -> int:
         if result < 0:
-            number = self._errno()
+            number = get_errno()
             raise OSError(number, f"{name}: {os.strerror(number)}")
         return result
 
     def _prctl(self, name: str, *values: int) -> None:
-        self._call("prctl " + name, self._prctl_call(PRCTL_OPTIONS[name], *values, *([0] * (4 - len(values)))))
+        self._call("prctl " + name, LIBC.prctl(PRCTL_OPTIONS[name], *values, *([0] * (4 - len(values)))))
 
     def _build_ruleset(self, settings: dict[str, Any]) -> int:
         """Build the ruleset once. Each child that enters it gets a separate domain in the kernel."""
         struct = b"".join(int(settings[attribute]).to_bytes(8, sys.byteorder) for attribute in settings["attributes"])
         made = self._call(
             "landlock_create_ruleset",
-            self._libc.syscall(self.LANDLOCK_CREATE, struct, self._ctypes.c_size_t(len(struct)), 0),
+            LIBC.syscall(self.LANDLOCK_CREATE, struct, c_size_t(len(struct)), 0),
         )
         ruleset = fcntl.fcntl(made, fcntl.F_DUPFD_CLOEXEC, 10)  # above a child's fixed descriptors
         os.close(made)
@@ -176,7 +126,7 @@ class Confinement:
 
     def _add_rule(self, ruleset: int, path: str, path_fd: int, access: int) -> None:
         rule = int(access).to_bytes(8, sys.byteorder) + path_fd.to_bytes(4, sys.byteorder)
-        self._call("landlock_add_rule " + path, self._libc.syscall(self.LANDLOCK_ADD, ruleset, 1, rule, 0))
+        self._call("landlock_add_rule " + path, LIBC.syscall(self.LANDLOCK_ADD, ruleset, 1, rule, 0))
 
     def _admit_mount(self, path: str, identity: tuple[int, int], access: int) -> None:
         """Let children read a mount if it is still the one that the host checked. Raises OSError.
@@ -193,13 +143,12 @@ class Confinement:
         finally:
             os.close(path_fd)
 
-    def adopt_orphans(self) -> None:
-        """Make this process the parent of descendants whose parent dies, whatever session they moved to."""
-        self._prctl("PR_SET_CHILD_SUBREAPER", 1)
+    def adopt_orphans(self, *, adopts: bool = True) -> None:
+        """Make this process the parent of descendants whose parent dies, whatever session they moved to.
 
-    def release_orphans(self) -> None:
-        """Stop adopting orphans: the next subreaper above this process gets them."""
-        self._prctl("PR_SET_CHILD_SUBREAPER", 0)
+        Without `adopts`, the next process above this one that adopts orphans gets them.
+        """
+        self._prctl("PR_SET_CHILD_SUBREAPER", adopts)
 
     def request_term_on_parent_end(self) -> None:
         """Request SIGTERM when the parent ends. SIGKILL would leave no time to kill other processes first."""
@@ -231,7 +180,7 @@ class Confinement:
 
         With Landlock it stays open: to sum a sandbox's memory, the host must see which pages the forks share.
         """
-        if not self._has_domain:
+        if not self.has_domain:
             self.close_to_others()
 
     def confine(self, parent: int, *, is_forked_on: bool = False) -> None:
@@ -250,11 +199,7 @@ class Confinement:
             pass  # /proc is missing or not writable; the kernel may then kill another process first
         self.adopt_orphans()
         for limit, value in self._limits:
-            hard = resource.getrlimit(limit)[1]
-            value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-            # SIGXCPU at the soft limit names the cause; at the hard limit the kernel sends SIGKILL.
-            more = 1 if limit == resource.RLIMIT_CPU and hard in (resource.RLIM_INFINITY, max(hard, value + 1)) else 0
-            resource.setrlimit(limit, (value, value + more))
+            self.lower_limit(limit, value)
         if self._settings.get("umask") is not None:
             os.umask(self._settings["umask"])
         if self._settings.get("uid") is not None:
@@ -278,10 +223,15 @@ class Confinement:
         for ruleset in rulesets:
             self._enter_domain(ruleset)
 
-    def limit_cpu_seconds(self, seconds: int) -> None:
-        hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-        if hard == resource.RLIM_INFINITY or hard > seconds:
-            resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+    @staticmethod
+    def lower_limit(limit: int, value: int) -> None:
+        """Set a limit of the calling process, at most as high as its hard limit."""
+        hard = resource.getrlimit(limit)[1]
+        # SIGXCPU at the soft limit names the cause; at the hard limit the kernel sends SIGKILL.
+        more = int(limit == resource.RLIMIT_CPU)
+        if hard == resource.RLIM_INFINITY or hard > value + more:
+            hard = value + more
+        resource.setrlimit(limit, (hard - more, hard))
 
     def open_own_proc(self) -> None:
         """Open the calling process's own /proc/self to the code that it will run."""
@@ -299,7 +249,7 @@ class Confinement:
         self._ruleset = -1
 
     def _enter_domain(self, ruleset: int) -> None:
-        self._call("landlock_restrict_self", self._libc.syscall(self.LANDLOCK_RESTRICT, ruleset, 0))
+        self._call("landlock_restrict_self", LIBC.syscall(self.LANDLOCK_RESTRICT, ruleset, 0))
 
     def _change_user(self, uid: int, gid: int | None) -> None:
         if self._settings.get("search"):
@@ -316,5 +266,5 @@ class Confinement:
         if self._settings.get("search"):
             keep = (1 << self.CAP_DAC_READ_SEARCH).to_bytes(4, sys.byteorder)
             header = (0x20080522).to_bytes(4, sys.byteorder) + bytes(4)
-            self._call("capset", self._libc.capset(header, keep * 3 + bytes(12)))
+            self._call("capset", LIBC.capset(header, keep * 3 + bytes(12)))
             self._prctl("PR_CAP_AMBIENT", 2, self.CAP_DAC_READ_SEARCH)

@@ -11,13 +11,12 @@ import errno
 import os
 import sys
 import time
+from ctypes import PyDLL, get_errno
 
-from ..confinement import load_function
 from .channel import CHANNEL_IN, CHANNEL_OUT, FORK_REQUESTS, place_descriptors, report_unconfined
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
     from ..confinement import Confinement
@@ -33,6 +32,7 @@ FD_BYTES = 4
 PIPES = 4  # pipes of a child
 MAX_DESCRIPTORS = PIPES + 1  # the pipes and, with Landlock, the ruleset
 MAX_MESSAGE_BYTES = 64
+LIBC_WITH_LOCK: Any = PyDLL(None, use_errno=True)  # keeps Python's lock during a call
 
 
 class ThreadsLeftError(RuntimeError):
@@ -122,7 +122,7 @@ def serve_forks(runner: CodeRunner, confinement: Confinement, supervisor: int) -
     """Fork the calling process for each request. Returns only in each fork, which then runs its execution."""
     import _socket
 
-    requests, fork = _socket.socket(fileno=FORK_REQUESTS), load_function("fork", "", keeps_lock=True)
+    requests = _socket.socket(fileno=FORK_REQUESTS)
     requests.setblocking(True)  # the code may have called `socket.setdefaulttimeout`
     confinement.close_to_forks()
     while True:
@@ -130,8 +130,8 @@ def serve_forks(runner: CodeRunner, confinement: Confinement, supervisor: int) -
         try:
             if len(fds) != count:  # this process has reached its limit on open files; the missing descriptors are lost
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-            confinement.release_orphans()  # The supervisor must adopt the grandchild.
-            middle = _fork_bare(fork)
+            confinement.adopt_orphans(adopts=False)  # The supervisor must adopt the grandchild.
+            middle = _fork_bare()
             if middle == 0:
                 break
             status = os.waitstatus_to_exitcode(os.waitpid(middle, 0)[1])
@@ -174,13 +174,11 @@ def _reap_orphans() -> bool:
     return True
 
 
-def _fork_bare(fork: Callable[[], int]) -> int:
+def _fork_bare() -> int:
     """Call fork(2) without Python's work in the child, which touches hundreds of pages. The child must soon fork."""
-    import _ctypes
-
-    pid = fork()
+    pid: int = LIBC_WITH_LOCK.fork()
     if pid < 0:
-        raise OSError(_ctypes.get_errno(), "fork")
+        raise OSError(get_errno(), "fork")
     return pid
 
 

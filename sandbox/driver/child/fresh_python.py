@@ -70,7 +70,8 @@ def start_fresh_python(supervisor: int, *, is_forked_on: bool) -> NoReturn:
 def run_code(settings: dict[str, Any], supervisor: int, is_forked_on: int) -> None:
     """Wait for an execution in a newly started Python. With `is_forked_on`, run `prepare`; then each fork waits."""
     _set_inheritable(False, is_forked_on=bool(is_forked_on))
-    confinement = Confinement.after_start(settings["confinement"])
+    confinement = Confinement({})  # this process is confined already
+    confinement.has_domain = bool(settings["confinement"].get("landlock"))
     confinement.close_to_others()  # an execution opens it again
     runner = CodeRunner()
     runner.enter_process()

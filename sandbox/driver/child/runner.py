@@ -140,7 +140,7 @@ class CodeRunner:
         if self._parent:
             confinement.end_with_parent(self._parent)  # By now the supervisor is this process's parent.
         if "cpu_seconds" in header:
-            confinement.limit_cpu_seconds(header["cpu_seconds"])
+            confinement.lower_limit(resource.RLIMIT_CPU, header["cpu_seconds"])
         confinement.open_own_proc()
         self._is_stateless = header["once"]
         while True:

@@ -5,14 +5,15 @@ The process has the zygote's capabilities in the zygote's user namespace. The la
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import os
 import socket
 import stat
 import sys
+from ctypes import c_ulong, get_errno
 
 from ...wire.python_directory import write_python_directory
+from ..confinement import LIBC
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,19 +29,17 @@ SUPERVISOR_CAPABILITIES = (1 << 5) | (1 << 6) | (1 << 7)  # CAP_KILL, CAP_SETGID
 CAPABILITY_VERSION = 0x20080522
 BYTES_PER_INODE = 4096  # memory that a file counts for at least
 
-_libc = ctypes.CDLL(None, use_errno=True)
-
 
 def _call(name: str, *arguments: Any) -> None:
-    if getattr(_libc, name)(*arguments) < 0:
-        number = ctypes.get_errno()
+    if getattr(LIBC, name)(*arguments) < 0:
+        number = get_errno()
         what = " ".join(argument.decode() for argument in arguments if isinstance(argument, bytes))
         raise OSError(number, f"{name} {what}".strip() + f": {os.strerror(number)}")
 
 
 def _mount(source: str, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
     words = [None if word is None else os.fsencode(word) for word in (source, target, kind, data)]
-    _call("mount", *words[:3], ctypes.c_ulong(flags), words[3])
+    _call("mount", *words[:3], c_ulong(flags), words[3])
 
 
 def fork_into_pid_namespace(own_namespace: int) -> int:
