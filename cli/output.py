@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from ..flows.reporting.table import MAX_SHOWN_ROWS
+from ..flows.reporting.table import MARKS, MAX_SHOWN_ROWS
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.outcomes.text_escape import LINE_CHARACTERS, escape_json, escape_text
 from ..sandbox.result import Outcome
@@ -58,10 +58,10 @@ def print_whole_lines(table: "Table") -> None:
     console.print(table, highlight=False, markup=False)
 
 
-def print_table(rows: list[list[str]], total: int, mark: str = "") -> None:
-    """Print rows of text on standard output, the header first. Highlight the rows whose last cell is `mark`.
+def print_table(rows: list[list[str]], total: int) -> None:
+    """Print rows of text on standard output, the header first. Highlight the rows of the best trials.
 
-    Print the first `MAX_SHOWN_ROWS` of the `total` rows, and all marked rows.
+    Print the first `MAX_SHOWN_ROWS` of the `total` rows, and all highlighted rows.
     """
     from rich.table import Table
 
@@ -69,7 +69,7 @@ def print_table(rows: list[list[str]], total: int, mark: str = "") -> None:
     for name in rows[0]:
         table.add_column(escape_text(name), overflow="fold")
     for number, row in enumerate(rows[1:]):
-        is_marked = bool(mark) and row[-1] == mark
+        is_marked = row[-1] in MARKS
         if is_marked or number < MAX_SHOWN_ROWS:
             message = row[-1] if is_foreign(row[-1]) else name_options(row[-1])
             cells = [*row[:-1], message]

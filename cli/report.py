@@ -18,7 +18,7 @@ from ..flows.reporting.export import write_csv, write_parquet
 from ..flows.reporting.ledger_reader import LedgerReader, find_last_run, open_run_ledger
 from ..flows.reporting.report import build_report, build_summary_rows, describe_run, describe_usage
 from ..flows.reporting.summary import RunSummary
-from ..flows.reporting.table import EXIT_NOTE, get_mark
+from ..flows.reporting.table import EXIT_NOTE
 from ..flows.reports import describe_outcome, get_row_number
 from ..flows.search.importances import Importances, compute_importances
 from ..sandbox.errors import ConfigurationError
@@ -65,7 +65,7 @@ def show_report(
             print_json(describe_outcome(outcome, is_best=get_row_number(outcome) in best_numbers))
     else:
         rows = summary.build_rows(shows_usage=output.shows_usage)
-        print_table(rows, len(rows) - 1, mark=get_mark(summary.spec))
+        print_table(rows, len(rows) - 1)
         if output.shows_output:
             print_outputs(reader.read_outcomes())
         if shows_queries:
@@ -104,7 +104,7 @@ def show_comparison(runs: Sequence[str], output: OutputFormat) -> int:
     for letter, reader, summary in zip("AB", readers, summaries, strict=True):
         record = reader.records[-1]
         name = record.name or str(reader.ledger.path)
-        print(f"{letter}: {escape_text(f'{name}, {describe_run(record, summary)}')}", file=sys.stderr)
+        print(f"{letter}: {escape_text(f'{name}, {describe_run(summary, record.total)}')}", file=sys.stderr)
     counts = [f"{count:,} {text}" for text, count in comparison.count_pairs().items() if count]
     print(", ".join(counts) or "no executions", file=sys.stderr)
     for name in comparison.fields:

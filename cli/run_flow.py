@@ -16,7 +16,7 @@ from ..flows.parameters import FlowParameters
 from ..flows.plan import Outcomes
 from ..flows.registry import load_flow
 from ..flows.reporting.failure_reasons import FailureReasons
-from ..flows.reporting.table import MAX_SHOWN_ROWS, get_mark
+from ..flows.reporting.table import MAX_SHOWN_ROWS
 from ..flows.reports import MAX_REASONS, Report
 from ..flows.search.plan import find_sampler_class
 from ..sandbox.errors import ConfigurationError, ExecutionsFailed, NotRun
@@ -100,7 +100,7 @@ def _print_report(report: Report[Any], output: OutputFormat, files: list[str]) -
             for row, cell in zip(rows, ["file", *files], strict=False):
                 row.insert(1, cell)
         if rows:
-            print_table(rows, len(report.rows_outcomes), mark=get_mark(report.spec))
+            print_table(rows, len(report.rows_outcomes))
         if text := report.describe():
             print(text)
         if output.shows_output:

@@ -38,7 +38,7 @@ from .inputs.conversion import (
 )
 from .inputs.host_paths import locate_ledger
 from .inputs.spilling import PARAMETER_LIMIT, read_text_reference
-from .inputs.tables import Report as ProgressReport
+from .inputs.tables import ProgressReport
 
 if TYPE_CHECKING:
     from .plan import Outcomes, Plan

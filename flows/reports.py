@@ -15,7 +15,7 @@ from .reporting.columns import Tables
 from .reporting.export import build_data_frame
 from .reporting.groups import describe_repeats, group_outcomes, is_incomplete
 from .reporting.pass_at_k import PassAtK, pass_at_k
-from .reporting.report import describe_counts
+from .reporting.report import describe_run
 from .reporting.summary import RunSummary
 from .reporting.table import MAX_SHOWN_ROWS, NO_FEASIBLE_TRIAL, OutcomeTable, align_rows
 
@@ -120,12 +120,9 @@ class Report(Sequence[ItemT]):
         Returns:
             A line with the counts, and a line for each of the most frequent reasons of failures.
         """
-        summary = RunSummary(self.spec)
-        for outcome in self.outcomes:
-            summary.add(outcome)
-        summary.close_groups()
+        summary = RunSummary.from_outcomes(self.outcomes, self.spec)
         reasons = summary.failures.sort()
-        lines = [describe_counts(self.spec, len(self.outcomes), summary)]
+        lines = [describe_run(summary, len(self.outcomes))]
         lines += [reason.describe() for reason in reasons[:MAX_REASONS]]
         if len(reasons) > MAX_REASONS:
             lines.append(f"... and {len(reasons) - MAX_REASONS:,} more reasons")

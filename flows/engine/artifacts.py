@@ -111,7 +111,7 @@ class ArtifactPublisher:
             ended = replace(self._record, ended=self._record.ended or time.time())  # An error is no end for the record.
             text = render_markdown(build_report(summary, [ended]))
             # Prefect's UI renders a description as Markdown, so escape the values of the best trial in it.
-            about = escape_markdown(describe_run(self._record, summary))
+            about = escape_markdown(describe_run(summary, self._record.total))
             records = [
                 {name: escape_markdown(value) if isinstance(value, str) else value for name, value in record.items()}
                 for record in summary.build_records(MAX_TABLE_RECORDS)

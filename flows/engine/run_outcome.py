@@ -74,7 +74,7 @@ def build_run_outcome(record: RunRecord, summary: RunSummary) -> RunOutcome:
             "variables": _keep_short(best.meta.variables),
             "fields": _keep_short(best.outputs),
         }
-    return RunOutcome(record, f"{describe_run(record, summary)}; results in {record.results_path}", payload)
+    return RunOutcome(record, f"{describe_run(summary, record.total)}; results in {record.results_path}", payload)
 
 
 async def with_reference(value: Any, record: RunRecord) -> Any:

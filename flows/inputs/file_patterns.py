@@ -15,7 +15,7 @@ from ...blocks.worker_consent import find_link_on_volume, resolve_links
 from ...sandbox.errors import ConfigurationError
 from ...tasks.execution import Execution, Upload
 from .host_paths import check_input_path
-from .tables import LARGE_BYTES, Report
+from .tables import ProgressReport
 
 FOLDER = "inputs"  # folder of the files in the sandbox's working folder
 # The host has a file in memory while it sends the file to a sandbox.
@@ -34,7 +34,7 @@ class MatchedFiles:
     break. `digests` has the SHA-256 of each file's content, by `path`.
     """
 
-    def __init__(self, pattern: str, report: Report | None = None) -> None:
+    def __init__(self, pattern: str, report: ProgressReport | None = None) -> None:
         """Find the files and read them for their digests.
 
         Raises ConfigurationError if no file matches, or a file is too large, not allowed or cannot be read.
@@ -43,7 +43,6 @@ class MatchedFiles:
         number = next(number for number, part in enumerate(parts) if glob.has_magic(part))
         base = Path(*parts[:number])
         self._files: dict[str, Path] = {}
-        size = 0
         matched, left_out = match_files(base, os.path.join(*parts[number:]))
         for name, real in matched.items():
             if (length := real.stat().st_size) > MAX_FILE_BYTES:
@@ -52,7 +51,6 @@ class MatchedFiles:
                     f"{MAX_FILE_BYTES >> 20}: pass the paths as variables, and their directory with "
                     f"`mounts`"
                 )
-            size += length
             # Daytona refuses control characters in paths.
             path = f"{FOLDER}/" + "".join(c if c.isprintable() else f"%{ord(c):02X}" for c in name)
             if path in self._files:
@@ -63,8 +61,6 @@ class MatchedFiles:
             raise ConfigurationError(f"no file matches {pattern}: {note or 'only ** searches directories below'}")
         if report is not None and note:
             report(note if len(left_out) == 1 else f"{note}, as {len(left_out) - 1:,} more links")
-        if report is not None and size >= LARGE_BYTES:
-            report(f"reading {len(self._files):,} files, {size / 1e6:,.0f} MB")
         self.digests = {path: compute_file_digest(file) for path, file in self._files.items()}
 
     def __len__(self) -> int:

@@ -13,10 +13,9 @@ from ...sandbox.errors import ConfigurationError
 from .cells import WHOLE, WHOLE_DIGITS, ColumnType
 from .data_frames import check_column_names, list_arrow_rows
 from .file_patterns import match_files
-from .tables import DataFile, check_expansion
+from .tables import DataFile
 
 NULL = "__HIVE_DEFAULT_PARTITION__"  # a missing value in the name of a directory
-VALUE_BYTES = 8  # bytes of a reference to a value in a list
 BATCH_ROWS = 100  # rows in memory at a time; a file has a repeated text once, and memory has it for each row
 
 
@@ -75,15 +74,8 @@ class ParquetTable:
         """Yield the files' rows in small tables with the columns of the directories, or one without rows per file."""
         for open_file, partition in zip(self._files, self._partitions, strict=True):
             with open_file() as stream, self._arrow.parquet.ParquetFile(stream) as opened:
-                # One byte of a file may stand for many equal values.
-                metadata = opened.metadata
-                groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-                columns = [group.column(number) for group in groups for number in range(metadata.num_columns)]
-                size = sum(max(item.total_uncompressed_size, VALUE_BYTES * item.num_values) for item in columns)
-                check_expansion(self._path, size, stream.seek(0, 2))
-                empty = [opened.schema_arrow.empty_table()]
-                for batch in empty if is_empty else opened.iter_batches(BATCH_ROWS):
-                    table = batch if is_empty else self._arrow.Table.from_batches([batch])
+                batches = map(self._arrow.Table.from_batches, ([batch] for batch in opened.iter_batches(BATCH_ROWS)))
+                for table in [opened.schema_arrow.empty_table()] if is_empty else batches:
                     for name, value in partition.items():
                         column = self._arrow.array([value] * table.num_rows, self._arrow.array([value]).type)
                         table = table.append_column(name, column)

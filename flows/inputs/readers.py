@@ -18,7 +18,7 @@ from ...tasks.repeats import REPEAT, refuse_own_repeat
 from .file_patterns import refuse_pattern
 from .host_paths import locate_input
 from .parquet import ParquetTable
-from .tables import LARGE_BYTES, CheckNames, CsvTable, DataFile, JsonValues, Report, Table, split_suffix
+from .tables import CheckNames, CsvTable, DataFile, JsonValues, split_suffix
 
 if TYPE_CHECKING:
     from ..parameters import Options
@@ -42,66 +42,52 @@ class Inputs(Iterable[Variables], Sized, Protocol):
 class InputFile:
     """The values in a file of JSON, CSV or Parquet, checked as a whole and then read value by value.
 
-    `table` is the table of CSV or Parquet. `column_types` is the rule by which its cells were read: a type for each
-    column, or "json".
+    `names` are the columns of CSV or Parquet, or None. `column_types` is the rule by which cells of CSV were read: a
+    type for each column, or "json".
     """
 
     def __init__(
-        self,
-        path: str,
-        types: TypesOfColumns = None,
-        report: Report | None = None,
-        check: CheckNames | None = None,
-        texts: Iterable[str] = (),
+        self, path: str, types: TypesOfColumns = None, check: CheckNames | None = None, texts: Iterable[str] = ()
     ) -> None:
         """Check the file at a path or location. Raises ConfigurationError if it must not be read or has a wrong value.
 
         Args:
             path: The path or location.
             types: The types of a CSV file's columns.
-            report: A function that gets a line before a large file is read.
             check: Checks the names of a table's columns, or of each object of JSON, which must then be objects.
             texts: Columns of CSV that are text if the caller gives no type.
         """
         refuse_pattern(path)
-        self.path = locate_input(path)
-        is_folder = isinstance(self.path, Path) and self.path.is_dir()
-        suffix = PARQUET if is_folder else split_suffix(self.path)[0]
+        place = locate_input(path)
+        suffix = PARQUET if isinstance(place, Path) and place.is_dir() else split_suffix(place)[0]
         if suffix not in (*JSON_LINES, *CSV, PARQUET):
-            is_missing = isinstance(self.path, Path) and not self.path.exists()
+            is_missing = isinstance(place, Path) and not place.exists()
             reason = "it does not exist, and a text is taken as a path" if is_missing else "convert or rename it"
             raise ConfigurationError(
-                f"{self.path} is not JSON lines (.jsonl), a JSON array (.json), CSV (.csv) or Parquet (.parquet): "
-                f"{reason}"
+                f"{place} is not JSON lines (.jsonl), a JSON array (.json), CSV (.csv) or Parquet (.parquet): {reason}"
             )
         if types and suffix not in CSV:
-            raise ConfigurationError(f"`types` needs a CSV file, and {self.path} is not one")
-        self.table: Table | None = None
-        self._rows: Table | JsonValues
-        self.column_types: RuleOfTypes = {}
+            raise ConfigurationError(f"`types` needs a CSV file, and {place} is not one")
+        self._rows: ParquetTable | CsvTable | JsonValues
         try:
             if suffix == PARQUET:
-                self._rows = self.table = ParquetTable(self.path)
+                self._rows = ParquetTable(place)
+            elif suffix in CSV:
+                known = {**dict.fromkeys(texts, "str"), **(types if isinstance(types, dict) else {})}
+                self._rows = CsvTable(DataFile(place), known, "json" if types == "json" else None)
             else:
-                file = DataFile(self.path)
-                if report is not None and file.size >= LARGE_BYTES:
-                    report(f"reading {self.path}, {file.size / 1e6:.0f} MB")
-                if suffix in CSV:
-                    known = {**dict.fromkeys(texts, "str"), **(types if isinstance(types, dict) else {})}
-                    self._rows = self.table = CsvTable(file, known, "json" if types == "json" else None)
-                else:
-                    self._rows = JsonValues(file, check)
+                self._rows = JsonValues(DataFile(place), check)
         except OSError as error:
-            raise ConfigurationError(f"the input file {self.path} cannot be read: {error.strerror}") from None
-        if self.table is not None:
-            unknown = [name for name in types if name not in self.table.names] if type(types) is dict else []
-            if unknown:
-                raise ConfigurationError(
-                    f"`types` names the column {unknown[0]!r}, and {self.path} has {', '.join(self.table.names)}"
-                )
-            self.column_types = "json" if types == "json" else dict(self.table.types)
-            if check is not None:
-                check(self.table.names, f"the header of {self.path}")
+            raise ConfigurationError(f"the input file {place} cannot be read: {error.strerror}") from None
+        self.names = self._rows.names
+        self.column_types: RuleOfTypes = "json" if types == "json" else dict(self._rows.types)
+        if self.names is None:
+            return
+        for name in types if type(types) is dict else ():
+            if name not in self.names:
+                raise ConfigurationError(f"`types` names the column {name!r}, and {place} has {', '.join(self.names)}")
+        if check is not None:
+            check(self.names, f"the header of {place}")
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -137,12 +123,7 @@ class _NamesCheck:
 
 
 def read_inputs(
-    inputs: Any,
-    types: TypesOfColumns = None,
-    report: Report | None = None,
-    *,
-    texts: Iterable[str] = (),
-    noun: str = "inputs",
+    inputs: Any, types: TypesOfColumns = None, *, texts: Iterable[str] = (), noun: str = "inputs"
 ) -> Inputs:
     """Return a flow's inputs from a list of dicts or a path. All `points` must have the same variables.
 
@@ -150,7 +131,7 @@ def read_inputs(
     """
     check = _NamesCheck(must_be_same=noun == "points")
     if isinstance(inputs, str):
-        rows: Inputs = InputFile(inputs, types, report, check, texts)
+        rows: Inputs = InputFile(inputs, types, check, texts)
     else:
         refuse_types(types)
         rows = inputs
@@ -251,17 +232,15 @@ class _SlicedChunks:
         return ({"chunk_id": str(number), "data": items} for number, items in enumerate(slices))
 
 
-def build_chunks(
-    chunks: Any, data: Any, chunk_size: int | None, types: TypesOfColumns = None, report: Report | None = None
-) -> Inputs:
+def build_chunks(chunks: Any, data: Any, chunk_size: int | None, types: TypesOfColumns = None) -> Inputs:
     """Return the variables of chunks: data by id, or lists of `chunk_size` items. Raises ConfigurationError."""
     if not isinstance(chunks, str) and not isinstance(data, str):
         refuse_types(types)
     if data is not None:
-        items = InputFile(data, types, report) if isinstance(data, str) else data
+        items = InputFile(data, types) if isinstance(data, str) else data
         source: Inputs = _SlicedChunks(items, chunk_size or 1)
     elif isinstance(chunks, str):
-        source = _ChunkRows(InputFile(chunks, types, report, _check_chunk, ("id",)))
+        source = _ChunkRows(InputFile(chunks, types, _check_chunk, ("id",)))
         ids: set[str] = set()
         for number, part in enumerate(source, 1):
             if (chunk_id := part["chunk_id"]) in ids:
@@ -307,8 +286,8 @@ def check_variables(
     parameters, judging = find_parameters(code), find_parameters(judge)
     if parameters is None and judge is None:
         return
-    if isinstance(inputs, InputFile) and inputs.table is not None:
-        inputs = [inputs.table.names]  # all rows have the same variables
+    if isinstance(inputs, InputFile) and inputs.names is not None:
+        inputs = [inputs.names]  # all rows have the same variables
     needs_all = options is None or options.preparation is None
     for variables in inputs:
         if parameters is not None:

@@ -4,34 +4,28 @@ import csv
 import gzip
 import io
 import os
-import shutil
 import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 from ...blocks.storage.location import Location, PathOrLocation
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.requests.json_text import JSON, RepeatedKeyError
 from ...sandbox.wire.names import add_article
 from .cells import READERS, ColumnType, list_fitting_types, read_cell
+from .data_frames import check_column_names
 from .host_paths import pin_file
 
-Report = Callable[[str], None]  # takes a line for a person
+ProgressReport = Callable[[str], None]  # takes a line for a person
 CheckNames = Callable[[Iterable[str], str], None]  # checks the names of a row's values; the text is the row's place
 
-LARGE_BYTES = 4 * 1024 * 1024  # Reading a larger file is reported.
 COMPRESSIONS = (".gz", ".zst")
 ZSTD_MODULES = ("compression.zstd", "backports.zstd")  # Python has the first one from 3.14 on.
-CELL_CHARACTERS = 64 * 1024 * 1024  # A cell or a line may be long, but must not fill the memory.
-# Compressed data may have so many bytes, and so many times the file's size. A small file could fill the machine.
-UNPACKED_BYTES = 256 * 1024 * 1024
-UNPACKED_RATIO = 100
-PIECE_BYTES = 1024 * 1024
+CELL_CHARACTERS = 64 * 1024 * 1024  # characters of a cell of CSV; Python's own limit is 128 KiB
 OTHER_DELIMITERS = (";", "\t", "|")
 
 
@@ -48,9 +42,9 @@ class DataFile:
     """
 
     def __init__(self, path: PathOrLocation) -> None:
-        """Find the file. Raises OSError, and ConfigurationError for a compressed file that unpacks to much."""
+        """Find the file. Raises OSError."""
         self.path = path
-        if isinstance(path, Path) and (path.is_file() or not path.exists()):
+        if isinstance(path, Path) and not path.is_fifo():
             self._source = pin_file(path)
         else:
             self._copy = tempfile.TemporaryFile()  # noqa: SIM115  # without a name, so nothing is left of it
@@ -58,21 +52,17 @@ class DataFile:
             if isinstance(path, Location):
                 path.download(self._source)
             else:
-                with pin_file(path).open("rb") as pipe:
-                    shutil.copyfileobj(pipe, self._copy)
-                self._copy.flush()
-        self._status = os.stat(self._source)
-        self.size = self._status.st_size
-        if split_suffix(path)[1]:
-            with self.open() as stream:
-                while stream.read(PIECE_BYTES):
-                    check_expansion(path, stream.tell(), self.size)
+                self._source.write_bytes(pin_file(path).read_bytes())
+        self._version = self._read_version()
+
+    def _read_version(self) -> tuple[int, int]:
+        status = os.stat(self._source)
+        return status.st_size, status.st_mtime_ns
 
     @contextmanager
     def open(self) -> Iterator[BinaryIO]:
         """Open the file at its beginning. Raises OSError, and ConfigurationError if it changed or is damaged."""
-        status, checked = os.stat(self._source), self._status
-        if (status.st_size, status.st_mtime_ns) != (checked.st_size, checked.st_mtime_ns):
+        if self._read_version() != self._version:
             raise ConfigurationError(f"{self.path} changed after it was checked: start the run again")
         suffix = split_suffix(self.path)[1]
         try:
@@ -103,15 +93,9 @@ class DataFile:
             ) from None
 
     def read_lines(self) -> Iterator[str]:
-        """Yield the lines of the text with their ends. Raises ConfigurationError for a line of `CELL_CHARACTERS`."""
+        """Yield the lines of the text with their ends."""
         with self.open_text() as text:
-            for number, line in enumerate(iter(partial(text.readline, CELL_CHARACTERS), ""), 1):
-                if len(line) == CELL_CHARACTERS:
-                    raise ConfigurationError(
-                        f"line {number} of {self.path} has {CELL_CHARACTERS:,} characters or more: break it into "
-                        "shorter lines"
-                    )
-                yield line
+            yield from text
 
 
 def _unpack(stream: BinaryIO, suffix: str) -> BinaryIO:
@@ -126,26 +110,6 @@ def _unpack(stream: BinaryIO, suffix: str) -> BinaryIO:
     raise ConfigurationError("reading .zst needs backports.zstd, which is not installed: pip install 'rlm-batch[zstd]'")
 
 
-def check_expansion(path: PathOrLocation, unpacked: int, size: int) -> None:
-    """Raise ConfigurationError if a file's data is too large for the file's size, both in bytes."""
-    if unpacked > max(UNPACKED_BYTES, UNPACKED_RATIO * size):
-        raise ConfigurationError(
-            f"{path} unpacks to more than {unpacked >> 20:,} MiB, over {UNPACKED_RATIO} times its size, which would "
-            "fill this machine: if you trust it, unpack it yourself"
-        )
-
-
-class Table(Protocol):
-    """The rows of a file, as dicts by column name, with a length."""
-
-    names: list[str]
-    types: dict[str, ColumnType]
-
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Iterator[dict[str, Any]]: ...
-
-
 class JsonValues:
     """A file of JSON lines, or with the suffix .json of one array. A line that is not blank, or an item, is a value.
 
@@ -157,9 +121,8 @@ class JsonValues:
 
         Raises OSError, and ConfigurationError for a wrong value.
         """
-        self._file, self._items = file, None
-        if split_suffix(file.path)[0] == ".json":
-            self._items = self._read_array(has_any_value=check is None)
+        self._file, self.names, self.types = file, None, dict[str, ColumnType]()
+        self._items = self._read_array() if split_suffix(file.path)[0] == ".json" else None
         self._count = 0
         for value, where in self._read_values():
             self._count += 1
@@ -176,18 +139,16 @@ class JsonValues:
     def __iter__(self) -> Iterator[Any]:
         return (value for value, _ in self._read_values())
 
-    def _read_array(self, *, has_any_value: bool) -> list[Any] | None:
-        """Return the items of a file that is one array, or None for JSON lines, which may be arrays too."""
-        with self._file.open_text() as stream:
-            if stream.read(1024).lstrip()[:1] != "[":
-                return None
+    def _read_array(self) -> list[Any] | None:
+        """Return the items of a file that is one array, or None for JSON lines. Raises ConfigurationError."""
         with self._file.open_text() as stream:
             try:
-                return JSON.decode(stream.read())
+                value = JSON.decode(stream.read())
             except (ValueError, RecursionError) as error:
-                if has_any_value and str(error).startswith("Extra data"):
+                if str(error).startswith("Extra data"):
                     return None
                 raise ConfigurationError(f"{self._file.path} is not JSON: {error}") from None
+        return value if isinstance(value, list) else None
 
     def _read_values(self) -> Iterator[tuple[Any, str]]:
         """Yield each value with its place in the file, for messages. Raises ConfigurationError."""
@@ -218,9 +179,7 @@ class CsvTable:
         self.names = [name.strip() for name in header]
         if len(self.names) == 1 and (mark := next((m for m in OTHER_DELIMITERS if m in self.names[0]), None)):
             raise ConfigurationError(f"{self._path} has {mark!r} between its cells: save it with commas")
-        for name in self.names:
-            if self.names.count(name) > 1:
-                raise ConfigurationError(f"the header of {self._path} has {name!r} twice: rename one of the columns")
+        check_column_names(self.names, self._path)
         self.types: dict[str, ColumnType] = {
             name: kind for name in self.names if (kind := types.get(name) or default) is not None
         }
@@ -275,8 +234,7 @@ class CsvTable:
         try:
             read_cell(self.types[name], cell)
         except ValueError as error:
-            is_repeated = isinstance(error, RepeatedKeyError)
-            reason = str(error) if is_repeated else f"{cell[:100]!r} is no {self.types[name]}"
+            reason = error if isinstance(error, RepeatedKeyError) else f"{cell[:100]!r} is no {self.types[name]}"
             raise ConfigurationError(
                 f"line {line} of {self._path}, column {name!r}: {reason}. Correct it, or read the column as another "
                 f"type (--types {name}=str)"

@@ -12,7 +12,7 @@ from ..inputs.conversion import Code, Items, PathText, Variables
 from ..inputs.file_patterns import MatchedFiles, is_pattern
 from ..inputs.readers import Inputs, check_variables, get_column_types, read_inputs, refuse_types, resolve_types_of
 from ..inputs.spilling import read_codes
-from ..inputs.tables import Report as ProgressReport
+from ..inputs.tables import ProgressReport
 from ..parameters import CommandLineForm, FlowParameters, Options, RepeatCount, Types
 from ..plan import CodeForEach, Outcomes, Plan, plan_items
 from ..reports import OutcomesReport, report_outcomes
@@ -82,7 +82,7 @@ class BatchParameters(Options, FlowParameters[OutcomesReport]):
             inputs = files = MatchedFiles(source, report)
         else:
             types: Any = resolve_types_of(source, self.types, options.locate_ledger(run_ledger))
-            inputs = read_inputs(source, types, report)
+            inputs = read_inputs(source, types)
         check_variables(codes[0], inputs, options, self.repeats)
         spec = ReportSpec().with_repeats(self.repeats, len(inputs))
         return plan_items(

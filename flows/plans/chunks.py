@@ -32,7 +32,7 @@ from ..inputs.readers import (
     resolve_types_of,
 )
 from ..inputs.spilling import read_text_reference
-from ..inputs.tables import Report as ProgressReport
+from ..inputs.tables import ProgressReport
 from ..parameters import CommandLineForm, FlowParameters, Options, RepeatCount, Types, VolumeName
 from ..plan import CodeForEach, Outcomes, Plan, label_execution, plan_items
 from ..reporting.groups import group_outcomes
@@ -225,7 +225,7 @@ class ChunksParameters(Options, FlowParameters[ChunksReport]):
         check_provided_variables(reduce, ("results",), needs_all=options.preparation is None)
         source = self.data if self.chunks is None else self.chunks
         types = resolve_types_of(source, self.types, options.locate_ledger(run_ledger))  # type: ignore[arg-type]
-        parts = build_chunks(self.chunks, self.data, self.chunk_size, types, report)
+        parts = build_chunks(self.chunks, self.data, self.chunk_size, types)
         spec = ReportSpec("chunk" if reduce is None else "execution").with_repeats(self.repeats, len(parts))
         plan = plan_items(
             CodeForEach(code, parts),

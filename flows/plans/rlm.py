@@ -17,7 +17,7 @@ from ...tasks.ledger.run_record import ReportSpec
 from ..inputs.contexts import ContextReader
 from ..inputs.conversion import AnswerTypeText, ContextValue, Items, ModelText, PathText, TurnFunction, Variables
 from ..inputs.readers import get_column_types, read_inputs, read_lines, resolve_types_of
-from ..inputs.tables import Report as ProgressReport
+from ..inputs.tables import ProgressReport
 from ..parameters import CommandLineForm, FlowParameters, LaneParameters, Types
 from ..plan import Item, Outcomes, Plan
 from ..rlm_answers import RlmAnswer, RlmAnswers
@@ -195,7 +195,7 @@ class RlmParameters(RlmOptions, FlowParameters[RlmAnswer | RlmAnswers]):
         if not self.language_model:
             raise ConfigurationError("`language_model` is missing: name a model, such as openai/gpt-4o-mini")
         reader = ContextReader()
-        rows, total, types = self._read_questions(self.options.locate_ledger(run_ledger), report)
+        rows, total, types = self._read_questions(self.options.locate_ledger(run_ledger))
         shared = {name: getattr(self, name) for name in CONTEXT_COLUMNS if getattr(self, name) not in (None, "", [])}
         items = QuestionRows(rows, shared, reader)
         for _ in items:  # Check each row, and find each file, before anything runs.
@@ -228,13 +228,11 @@ class RlmParameters(RlmOptions, FlowParameters[RlmAnswer | RlmAnswers]):
             column_types=types,
         )
 
-    def _read_questions(
-        self, ledger: PathOrLocation | None, report: ProgressReport | None
-    ) -> tuple[Iterable[Mapping[str, Any]], int, Any]:
+    def _read_questions(self, ledger: PathOrLocation | None) -> tuple[Iterable[Mapping[str, Any]], int, Any]:
         """Return the rows, their number, and the types of a CSV file's columns. Raises ConfigurationError."""
         if self.inputs is not None:
             types: Any = resolve_types_of(self.inputs, self.types, ledger)
-            inputs = read_inputs(self.inputs, types, report, texts=("query", *CONTEXT_COLUMNS))
+            inputs = read_inputs(self.inputs, types, texts=("query", *CONTEXT_COLUMNS))
             return inputs, len(inputs), get_column_types(inputs)
         queries: Any = [self.query] if self.query is not None else self.queries
         if isinstance(queries, str):

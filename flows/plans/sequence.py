@@ -12,7 +12,7 @@ from ...tasks.ledger.run_record import ReportSpec
 from ..inputs.conversion import Items, Step
 from ..inputs.readers import check_variables
 from ..inputs.spilling import read_codes
-from ..inputs.tables import Report as ProgressReport
+from ..inputs.tables import ProgressReport
 from ..parameters import CodeParameters, CommandLineForm, FlowParameters
 from ..plan import Outcomes, Plan, label_execution
 from ..reports import OutcomesReport, report_outcomes

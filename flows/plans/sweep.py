@@ -22,7 +22,7 @@ from ..inputs.readers import (
     resolve_types_of,
 )
 from ..inputs.spilling import read_text_reference
-from ..inputs.tables import Report as ProgressReport
+from ..inputs.tables import ProgressReport
 from ..parameters import CommandLineForm, FlowParameters, Options, RepeatCount, Types
 from ..plan import CodeForEach, Outcomes, Plan, label_execution, plan_items
 from ..reporting.best_trials import read_scores
@@ -165,13 +165,13 @@ class SweepParameters(Options, FlowParameters[TrialsReport]):
         """Read or draw the points. Raises ConfigurationError."""
         self.check_combination()
         ledger = self.options.locate_ledger(run_ledger)
-        return self._plan_points(report, ledger) if self.space is None else self._plan_search(report, ledger)
+        return self._plan_points(ledger) if self.space is None else self._plan_search(report, ledger)
 
-    def _plan_points(self, report: ProgressReport | None, ledger: PathOrLocation | None) -> Plan:
+    def _plan_points(self, ledger: PathOrLocation | None) -> Plan:
         points: Inputs = Grid(cast("dict[str, list[Any]]", self.grid))
         if self.points is not None:
             types = resolve_types_of(self.points, self.types, ledger)  # type: ignore[arg-type]
-            points = read_inputs(self.points, types, report, noun="points")
+            points = read_inputs(self.points, types, noun="points")
         code = read_text_reference(self.code)
         check_variables(code, points, self.options, self.repeats)
         return self._plan_trials(code, points, len(points), column_types=get_column_types(points))

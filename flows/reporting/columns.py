@@ -1,9 +1,9 @@
 """The columns of all tables of outcomes: their names, types and values. A new column is a line of `COLUMNS`.
 
-Tables for people, pages, Prefect's artifacts, CSV, Parquet, DataFrames and comparisons take their columns from here.
+Tables for people, pages, Prefect's artifacts, CSV, Parquet and DataFrames take their columns from here.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from enum import Flag, auto
 from functools import partial
@@ -29,7 +29,6 @@ class Tables(Flag):
     USAGE = auto()  # all of these with `--usage`
     EXPORT = auto()  # CSV, Parquet and DataFrames
     REPEATS = auto()  # the same exports, of runs with repeats
-    COMPARISON = auto()  # two runs compared; only for numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +57,6 @@ class Column:
     def key(self) -> Key:
         """The source and the name."""
         return self.source, self.name
-
-
-def list_standard(tables: Tables, columns: Sequence[Column] | None = None) -> list[Column]:
-    """Return the columns of these tables, by default of `COLUMNS`."""
-    return [column for column in (COLUMNS if columns is None else columns) if column.tables & tables]
 
 
 def get_values(outcome: Outcome, source: str) -> dict[str, Any]:
@@ -142,30 +136,33 @@ class Columns:
     def add_types(self, outcome: Outcome) -> None:
         """Add columns for the variables and fields of an outcome, and the types of their values."""
         for source, known in self.types.items():
-            for name, value in get_values(outcome, source).items():
-                types = known.setdefault(name, set())
+            values = get_values(outcome, source)
+            self.add(source, values)
+            for name, value in values.items():
                 if value is not None:
-                    types.add(_name_type(value))
+                    known[name].add(_name_type(value))
 
-    def name_all(
-        self, tables: Tables, *, for_people: bool = False, taken: Collection[str] = ()
-    ) -> list[tuple[str, Column]]:
+    def name_all(self, tables: Tables, *, for_people: bool = False) -> list[tuple[str, Column]]:
         """Return the columns of these tables, each with its name, or with its heading in a table for people.
 
         A variable or field whose name is taken gets its source as a prefix: if there is a variable `x`, the field `x`
-        has the column `outputs.x`. `taken` are names of further columns.
+        has the column `outputs.x`.
         """
-        standard = [
-            (column.name if column.heading is None or not for_people else column.heading, column)
-            for column in list_standard(tables)
-        ]
+        leading, others = (
+            [
+                (column.name if column.heading is None or not for_people else column.heading, column)
+                for column in columns
+                if column.tables & tables
+            ]
+            for columns in (COLUMNS[:LEADING], COLUMNS[LEADING:])
+        )
         of_code = [
             Column(name, _merge_types(types), partial(_get_item, source, name), tables, source=source)
             for source, known in self.types.items()
             for name, types in known.items()
         ]
         names: dict[Key, str] = {}
-        used = {*taken, *(name for name, _ in standard)}
+        used = {name for name, _ in (*leading, *others)}
         # Shorter names come first: the field `x` gets `outputs.x` even if code also submits a field of that name.
         for column in sorted(of_code, key=lambda column: (column.source == OUTPUTS, len(column.name))):
             name = column.name
@@ -173,8 +170,7 @@ class Columns:
                 name = f"{column.source}.{name}"
             names[column.key] = name
             used.add(name)
-        leading = len(list_standard(tables, COLUMNS[:LEADING]))
-        return [*standard[:leading], *((names[column.key], column) for column in of_code), *standard[leading:]]
+        return [*leading, *((names[column.key], column) for column in of_code), *others]
 
 
 def _get_item(source: str, name: str, outcome: Outcome) -> Any:

@@ -2,36 +2,45 @@
 
 import json
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
 from ...sandbox.outcomes.outcome_json import get_status
-from ...sandbox.result import Failure, Result
+from ...sandbox.result import Failure, Outcome
 from ...tasks.ledger.run_record import ReportSpec
 from ...tasks.repeats import REPEAT
-from .columns import VARIABLES, Columns, Tables, list_standard
 from .groups import STATISTICS, aggregate_numbers, group_outcomes, read_number
 from .ledger_reader import LedgerReader
 from .summary import MAX_ROWS
 from .table import describe_error, format_cell
 
+UNFINISHED = "not run to the end in A or B"
+# What pairs are counted as.
+KINDS = ("in both", "only in A", "only in B", "failed only in A", "failed only in B", "failed in both", UNFINISHED)
+
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """An execution of one run: its number, its status, its numeric fields, and the text of its error."""
+    """An execution of one run. `error` is empty if it succeeded, and `numbers` are its numeric fields."""
 
     index: int
+    variables: dict[str, Any]
     status: str
     numbers: dict[str, float]
-    error: str = ""
+    error: str
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
     """The executions of two runs with the same variables. One of them is None if its run lacks them."""
 
-    variables: dict[str, Any]
     sides: tuple[Side | None, Side | None]
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """The variables of both."""
+        return next(side.variables for side in self.sides if side is not None)
 
     def read_field(self, name: str) -> tuple[float | None, float | None, float | None]:
         """Return the values of a field in both runs, and the second minus the first. None for what is missing."""
@@ -61,18 +70,17 @@ class Comparison:
 
         Executions that did not run to the end in one of the runs are apart.
         """
-        only, failed = ("only in A", "only in B"), ("failed only in A", "failed only in B", "failed in both")
-        counts = dict.fromkeys(("in both", *only, *failed, "not run to the end in A or B"), 0)
+        counts: dict[str, int] = dict.fromkeys(KINDS, 0)
         for pair in self.pairs:
             if None in pair.sides:
-                counts[only[pair.sides[0] is None]] += 1
+                counts[f"only in {'B' if pair.sides[0] is None else 'A'}"] += 1
                 continue
             counts["in both"] += 1
-            statuses = [side.status for side in pair.sides if side is not None]
-            if "unfinished" in statuses:
-                counts["not run to the end in A or B"] += 1
-            elif "failed" in statuses:
-                counts[failed[2 if statuses[0] == statuses[1] else statuses.index("failed")]] += 1
+            failed = "".join(name for name, side in zip("AB", pair.sides, strict=True) if side and side.error)
+            if any(side is not None and side.status == "unfinished" for side in pair.sides):
+                counts[UNFINISHED] += 1
+            elif failed:
+                counts["failed in both" if failed == "AB" else f"failed only in {failed}"] += 1
         return counts
 
     def describe_field(self, name: str) -> str:
@@ -82,7 +90,7 @@ class Comparison:
         if not both:
             return "in no execution of both runs"
         first, second = (aggregate_numbers(values, "mean") for values in zip(*both, strict=True))
-        less, more = (sum(sign * (b - a) > 0 for a, b in both) for sign in (-1, 1))
+        less, more = sum(b < a for a, b in both), sum(b > a for a, b in both)
         means = f"mean {format_cell(first)} to {format_cell(second)}, difference {format_cell(second - first)}"
         return f"{means}; of {len(both):,}, {less:,} less in B, {more:,} more"
 
@@ -91,16 +99,14 @@ class Comparison:
 
         Pairs that failed in one run or are missing in one come first, then the greatest differences of the first field.
         """
-        variables = Columns()
-        variables.add(VARIABLES, (name for pair in self.pairs for name in pair.variables))
-        columns = variables.name_all(Tables(0), taken=("A", "B"))
-        header = ["A", "B", *(name for name, _ in columns)]
+        names = list(dict.fromkeys(name for pair in self.pairs for name in pair.variables))
+        header = ["A", "B", *names]
         for name in self.fields:
             header += [f"{name} A", f"{name} B", "difference"]
         rows = [[*header, ""]]
         for pair in sorted(self.pairs, key=self._rank)[:MAX_ROWS]:
             row = ["" if side is None else str(side.index) for side in pair.sides]
-            row += [format_cell(pair.variables.get(column.name, "")) for _, column in columns]
+            row += [format_cell(pair.variables.get(name, "")) for name in names]
             for name in self.fields:
                 row += ["" if number is None else format_cell(number) for number in pair.read_field(name)]
             rows.append([*row, pair.describe()])
@@ -123,11 +129,11 @@ class Comparison:
             if any(value is not None for value in values):
                 finite = (value if value is not None and math.isfinite(value) else None for value in values)
                 fields[name] = dict(zip(("a", "b", "difference"), finite, strict=True))
-        described = [
+        first, second = (
             None if side is None else {"index": side.index, "status": side.status, "error": side.error or None}
             for side in pair.sides
-        ]
-        return {"variables": pair.variables, "a": described[0], "b": described[1], "fields": fields}
+        )
+        return {"variables": pair.variables, "a": first, "b": second, "fields": fields}
 
 
 def compare_runs(first: LedgerReader, second: LedgerReader) -> Comparison:
@@ -136,68 +142,52 @@ def compare_runs(first: LedgerReader, second: LedgerReader) -> Comparison:
     Executions with the same variables are joined in their order. If a run has repeats, each group counts once in both
     runs, with the aggregate of its fields.
     """
-    specs = [reader.records[-1].report_spec for reader in (first, second)]
-    has_repeats = any(spec.repeats is not None for spec in specs)
-    first_sides, second_sides = (
-        _read_sides(reader, spec, has_repeats) for reader, spec in zip((first, second), specs, strict=True)
-    )
-    pairs: list[Pair] = []
-    for key in dict.fromkeys([*first_sides, *second_sides]):
-        sides = first_sides.get(key), second_sides.get(key)
-        variables = next(side[0] for side in sides if side is not None)
-        pairs.append(Pair(variables, (sides[0] and sides[0][1], sides[1] and sides[1][1])))
+    readers = (first, second)
+    specs = [reader.records[-1].report_spec for reader in readers]
+    left_out = REPEAT if any(spec.repeats is not None for spec in specs) else None
+    first_sides, second_sides = (_read_sides(reader, left_out) for reader in readers)
+    keys = dict.fromkeys([*first_sides, *second_sides])
+    pairs = [Pair((first_sides.get(key), second_sides.get(key))) for key in keys]
     objectives = [item.name for spec in specs for item in spec.objectives]
     names = dict.fromkeys(name for pair in pairs for side in pair.sides if side is not None for name in side.numbers)
     return Comparison(pairs, [name for name in dict.fromkeys([*objectives, *names]) if name in names])
 
 
-Key = tuple[str, int]
+def _read_sides(reader: LedgerReader, left_out: str | None) -> dict[tuple[str, int], Side]:
+    """Return the executions of a run by their variables and the number of earlier ones with the same variables.
 
-
-def _read_sides(reader: LedgerReader, spec: ReportSpec, has_repeats: bool) -> dict[Key, tuple[dict[str, Any], Side]]:
-    """Return the executions of a run by their variables and the number of earlier ones with the same variables."""
-    counts: dict[str, int] = {}
-    sides: dict[Key, tuple[dict[str, Any], Side]] = {}
+    `left_out` is a variable that does not count.
+    """
+    spec = reader.records[-1].report_spec
     outcomes = group_outcomes(reader.read_outcomes(), spec)
+    counts = Counter[str]()
+    sides: dict[tuple[str, int], Side] = {}
     for outcome in outcomes if spec.repeats is None else sorted(outcomes, key=lambda group: group.meta.index or 0):
-        variables = outcome.meta.variables
-        if has_repeats:
-            variables = {name: value for name, value in variables.items() if name != REPEAT}
-        text = json.dumps(_normalize(variables), sort_keys=True)
-        number = counts.get(text, 0)
-        counts[text] = number + 1
+        variables = {name: value for name, value in outcome.meta.variables.items() if name != left_out}
+        text = json.dumps(json.loads(json.dumps(variables), parse_float=_read_number), sort_keys=True)
         error = describe_error(outcome) if isinstance(outcome, Failure) else ""
-        numbers = {} if isinstance(outcome, Failure) else _read_numbers(outcome, spec)
-        sides[text, number] = variables, Side(outcome.meta.index or 0, get_status(outcome), numbers, error)
+        side = Side(outcome.meta.index or 0, variables, get_status(outcome), _list_numbers(outcome, spec), error)
+        sides[text, counts[text]] = side
+        counts[text] += 1
     return sides
 
 
-def _read_numbers(result: Result, spec: ReportSpec) -> dict[str, float]:
-    """Return the numbers of the standard columns, and the numeric fields without the statistics of a group.
+def _read_number(text: str) -> float:
+    """Return a whole float as an integer, so that 1 and 1.0 are the same variable."""
+    number = float(text)
+    return int(number) if number.is_integer() else number
 
-    Bools count as 0 and 1.
-    """
-    outputs = result.outputs
-    statistics = {f"{name}.{key}" for name in outputs for key in STATISTICS} if spec.repeats is not None else set[str]()
-    values = {column.name: column.get_value(result) for column in list_standard(Tables.COMPARISON)}
-    numbers = {name: number for name, value in values.items() if (number := read_number(value)) is not None}
+
+def _list_numbers(outcome: Outcome, spec: ReportSpec) -> dict[str, float]:
+    """Return the numeric fields, but no variables and no statistics of a group. Bools count as 0 and 1."""
+    if isinstance(outcome, Failure):
+        return {}
+    outputs, variables = outcome.outputs, outcome.meta.variables
+    statistics = set[str]() if spec.repeats is None else {f"{name}.{key}" for name in outputs for key in STATISTICS}
+    numbers: dict[str, float] = {}
     for name, value in outputs.items():
         number = read_number(value)
-        variables = result.meta.variables
         is_variable = name in variables and variables[name] == value  # The field only repeats the variable.
         if number is not None and name not in statistics and not is_variable:
             numbers[name] = number
     return numbers
-
-
-def _normalize(value: Any) -> Any:
-    """Return a value in which whole floats are integers, so that 1 and 1.0 are the same variable."""
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if isinstance(value, dict):
-        items: dict[str, Any] = value
-        return {name: _normalize(item) for name, item in items.items()}
-    if isinstance(value, list):
-        elements: list[Any] = value
-        return [_normalize(item) for item in elements]
-    return value

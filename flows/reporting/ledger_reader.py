@@ -8,7 +8,6 @@ from pathlib import Path
 from ...blocks.storage.location import Location, PathOrLocation, list_names
 from ...blocks.storage.location_parsing import is_remote, parse_location
 from ...sandbox.errors import ConfigurationError
-from ...sandbox.queries.budget import Usage
 from ...sandbox.result import Outcome
 from ...tasks.execution import with_index
 from ...tasks.ledger.ledger import Ledger
@@ -81,17 +80,10 @@ class LedgerReader:
         unnumbered = [position for _, _, number, position in by_time if number is None]
         return positions | dict(enumerate(unnumbered, max(positions, default=-1) + 1))
 
-    def count_usage(self) -> Usage:
-        """Return the model's usage by all attempts, including those that were interrupted or run again."""
-        return count_usage(self.ledger.list_parts())
-
     def summarize(self) -> RunSummary:
         """Return the summary of the outcomes."""
-        summary = RunSummary(self.records[-1].report_spec)
-        for outcome in self.read_outcomes():
-            summary.add(outcome)
-        summary.close_groups()
-        summary.total_usage = self.count_usage()
+        summary = RunSummary.from_outcomes(self.read_outcomes(), self.records[-1].report_spec)
+        summary.total_usage = count_usage(self.ledger.list_parts())
         return summary
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ...sandbox.errors import NotRun
 from ...sandbox.meta import Meta, QuerySummary
 from ...sandbox.queries.budget import Usage
-from ...tasks.ledger.run_record import ReportSpec, RunRecord
+from ...tasks.ledger.run_record import RunRecord
 from ..search.importances import Importances
 from .charts import build_charts
 from .failure_reasons import FailureReason
@@ -98,36 +98,20 @@ def build_summary_rows(
 ) -> list[list[str]]:
     """Return the rows of the report's table of figures: a name and its value."""
     record, spec = records[-1], summary.spec
-    noun = spec.noun if spec.repeats is None else "execution"
-    counts = f"{summary.succeeded:,} of {max(record.total, summary.done):,} {noun}s succeeded"
-    others = [
-        (summary.pruned, "of them pruned"),
-        (summary.failed, "failed"),
-        (summary.not_run, "not run"),
-        (summary.retried, "tried more than once"),
-    ]
-    counts += "".join(f", {count:,} {text}" for count, text in others if count)
-    if summary.unfinished:
-        counts += f"; {summary.unfinished:,} did not run to the end, so rates leave them out"
-    if summary.silent and spec.noun != "step":  # A step may pass its names on instead of calling SUBMIT.
-        counts += f"; {summary.silent:,} did not call SUBMIT"
-    if summary.exited:
-        counts += f"; {summary.exited:,} called sys.exit before SUBMIT"
-    rows = [["Outcome", counts]]
+    rows = [["Outcome", _describe_outcomes(summary, record.total)]]
     if spec.repeats is not None:
         ran = f"each of {spec.repeats.groups:,} {spec.noun}s ran {spec.repeats.count:,} times"
         rows.append(["Repeats", f"{ran}. {describe_repeats(spec, summary.incomplete)}"])
     missing = record.total - summary.done
     if missing > 0:
         rows.append(["Missing", f"{missing:,} have no result{WHY_MISSING[record.get_status()]}"])
-    if spec.objective is not None:
-        rows.append([f"Best {spec.objective}", _describe_best_trial(summary) or _explain_no_best(summary)])
-    if len(spec.objectives) > 1:
-        rows.append(["Pareto front", _describe_front(summary) or _explain_no_best(summary)])
+    if spec.objectives:
+        name = "Pareto front" if spec.objective is None else f"Best {spec.objective}"
+        best = _describe_front(summary) if spec.objective is None else _describe_best_trial(summary)
+        rows.append([name, best or (f"none: {NO_FEASIBLE_TRIAL}" if summary.infeasible else "none")])
     if spec.constraints:
-        rows.append(
-            ["Infeasible", f"{summary.infeasible:,} {spec.noun}s, with {' or '.join(spec.constraints)} above 0"]
-        )
+        constraints = " or ".join(spec.constraints)
+        rows.append(["Infeasible", f"{summary.infeasible:,} {spec.noun}s, with {constraints} above 0"])
     if importances is not None:
         shares = ", ".join(f"{name} {share:.2f}" for name, share in [*importances.shares.items()][:MAX_VARIABLES])
         advice = f"; {importances.advice}" if importances.advice else ""
@@ -136,11 +120,9 @@ def build_summary_rows(
         rows.append(["Stopped", record.stopped])
     if record.began:
         began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(record.began))
-        if record.ended is None:
-            rows.append(["Begun", began])
-        else:
-            which = "of the last run of several, " if len(records) > 1 else ""
-            rows.append(["Time", f"{_format_duration(record.ended - record.began)}, {which}from {began}"])
+        duration = "" if record.ended is None else f"{_format_duration(record.ended - record.began)}, "
+        which = "of the last run of several, " if duration and len(records) > 1 else ""
+        rows.append(["Time", f"{duration}{which}from {began}"])
     rows.append(["Code ran", f"{_format_duration(summary.seconds)} of all {spec.noun}s together"])
     if summary.cpu_seconds is not None:
         peak = "" if summary.peak_mib is None else f"; at most {summary.peak_mib:,.1f} MiB, in {summary.peak_index}"
@@ -164,24 +146,33 @@ def build_summary_rows(
     return rows
 
 
-def describe_run(record: RunRecord, summary: RunSummary) -> str:
-    """Return in a line how many executions of a run succeeded, and the best trial if there is one."""
-    return describe_counts(record.report_spec, record.total, summary)
+def _describe_outcomes(summary: RunSummary, total: int) -> str:
+    """Return the number of executions with each outcome."""
+    noun = summary.spec.noun if summary.spec.repeats is None else "execution"
+    # A step may pass its names on instead of calling SUBMIT.
+    silent = 0 if summary.spec.noun == "step" else summary.silent
+    others = [
+        (summary.pruned, ", {:,} of them pruned"),
+        (summary.failed, ", {:,} failed"),
+        (summary.not_run, ", {:,} not run"),
+        (summary.retried, ", {:,} tried more than once"),
+        (summary.unfinished, "; {:,} did not run to the end, so rates leave them out"),
+        (silent, "; {:,} did not call SUBMIT"),
+        (summary.exited, "; {:,} called sys.exit before SUBMIT"),
+    ]
+    counts = f"{summary.succeeded:,} of {max(total, summary.done):,} {noun}s succeeded"
+    return counts + "".join(text.format(count) for count, text in others if count)
 
 
-def describe_counts(spec: ReportSpec, total: int, summary: RunSummary) -> str:
+def describe_run(summary: RunSummary, total: int) -> str:
     """Return in a line how many of `total` executions succeeded, and the best trial if there is one."""
-    noun = spec.noun if spec.repeats is None else "execution"
+    noun = summary.spec.noun if summary.spec.repeats is None else "execution"
     text = f"{summary.succeeded:,} of {total:,} {noun}s succeeded"
     text += f", {summary.unfinished:,} did not run to the end" if summary.unfinished else ""
     if summary.infeasible and not summary.best.results:
         return f"{text}; {NO_FEASIBLE_TRIAL}"
     best = _describe_best_trial(summary)
-    return f"{text}; best {spec.objective} {best}" if best else text
-
-
-def _explain_no_best(summary: RunSummary) -> str:
-    return f"none: {NO_FEASIBLE_TRIAL}" if summary.infeasible else "none"
+    return f"{text}; best {summary.spec.objective} {best}" if best else text
 
 
 def _describe_best_trial(summary: RunSummary) -> str:

@@ -3,10 +3,11 @@
 The summary takes one outcome at a time. Its size has a limit that does not depend on the number of outcomes.
 """
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from ...sandbox.errors import NotRun
 from ...sandbox.meta import Meta
@@ -89,22 +90,12 @@ class ShownDisplays:
         if not (meta.displays or has_files) and meta.value is None and meta.value_repr is None:
             return
         texts = [meta.value, meta.value_repr, *meta.displays, *meta.collected[:MAX_PARTS], *meta.not_collected]
-        size = sum(map(len, _list_texts(texts)))
+        size = len(json.dumps(texts, ensure_ascii=False))
         if len(self.metas) >= MAX_SHOWN or self._bytes + size > MAX_SHOWN_BYTES:
             self.omitted_count += 1
             return
         self._bytes += size
         self.metas.append(meta)
-
-
-def _list_texts(value: Any) -> Iterator[str]:
-    """Yield all text in a value of JSON, without the keys of its dicts."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, (dict, list)):
-        items: Any = value.values() if isinstance(value, dict) else value  # type: ignore[reportUnknownVariableType]
-        for item in items:
-            yield from _list_texts(item)
 
 
 @dataclass(slots=True)
@@ -196,6 +187,15 @@ class RunSummary:
         """Add the rows of the groups whose repeats have not all an outcome. Call this once, after all outcomes."""
         for group in () if self._groups is None else self._groups.close_rest():
             self._add_row(group.meta.index or 0, group)
+
+    @classmethod
+    def from_outcomes(cls, outcomes: Iterable[Outcome], spec: ReportSpec) -> Self:
+        """Return the summary of all outcomes of a run."""
+        summary = cls(spec)
+        for outcome in outcomes:
+            summary.add(outcome)
+        summary.close_groups()
+        return summary
 
     def _add_row(self, index: int, outcome: Outcome) -> None:
         """Add the row and the points of an execution, or of a group of repeats."""

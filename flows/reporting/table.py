@@ -4,7 +4,6 @@ import itertools
 import math
 import reprlib
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ...sandbox.outcomes.outcome_json import get_status
@@ -13,43 +12,33 @@ from ...sandbox.result import Failure, Outcome
 from ...tasks.ledger.run_record import ReportSpec
 from .best_trials import compute_losses, is_score, read_scores
 from .columns import (
+    COLUMNS,
     INDEX,
     OUTCOME,
     OUTPUTS,
-    STANDARD,
     VARIABLES,
-    Column,
     Columns,
     Key,
     Tables,
     get_values,
-    list_standard,
 )
 from .groups import list_hidden_fields
 
 EXIT_NOTE = "ended by sys.exit before SUBMIT"  # the note of a result without fields
-BEST_MARK, PARETO_MARK = "best", "Pareto"  # notes of the best trial, and of the trials on a Pareto front
+BEST_MARK, PARETO_MARK = MARKS = "best", "Pareto"  # notes of the best trial, and of the trials on a Pareto front
 INFEASIBLE = "infeasible"  # the note of a trial that violates a constraint
 NO_FEASIBLE_TRIAL = "no trial is feasible"
 CELL = 40  # characters of a value that a cell shows
 MAX_SHOWN_ROWS = 200  # rows of a table on a terminal, at a prompt or in a notebook; the ledger has all rows
 
 Rank = tuple[int, float, int]  # sorts rows, the best first
+Row = tuple[Rank, dict[Key, Any]]  # a row's rank, which ends with the execution's number, and its cells
 
 # A field may be a list of a million numbers: `reprlib` formats only the part that fits a cell.
 _brief = reprlib.Repr()
 _brief.maxlist = _brief.maxdict = CELL // 3 + 1
 _brief.maxlevel = 4
 _brief.maxstring = _brief.maxlong = _brief.maxother = CELL
-
-
-@dataclass(slots=True)
-class Row:
-    """A row: its rank, the execution's number, and its cells. A text of code is cut to a cell's length."""
-
-    rank: Rank
-    index: int
-    cells: dict[Key, Any]
 
 
 class OutcomeTable:
@@ -68,9 +57,8 @@ class OutcomeTable:
         """
         self.columns = Columns(max_columns, [item.name for item in spec.objectives])
         self._spec, self._tables, self._max_rows = spec, tables, max_rows
-        self._standard = [(column.key, column.get_value) for column in list_standard(tables)]
+        self._standard = [column for column in COLUMNS if column.tables & tables]
         self._rows: list[Row] = []
-        self._worst_rank: Rank | None = None  # the worst rank that is kept, once there are too many rows
 
     def add(self, index: int, outcome: Outcome) -> None:
         """Add a row for an execution with this number, or for a group of repeats."""
@@ -79,29 +67,23 @@ class OutcomeTable:
         self.columns.add(VARIABLES, variables)
         # Code often submits its variables beside its results. The table shows these values once.
         new = [name for name, value in fields.items() if name not in variables or not _are_same(variables[name], value)]
-        self.columns.add(OUTPUTS, [name for name in new if name not in hidden] if hidden else new)
+        self.columns.add(OUTPUTS, [name for name in new if name not in hidden])
         rank, note = rank_outcome(index, outcome, self._spec)
-        if self._max_rows is not None and len(self._rows) >= 2 * self._max_rows:
-            self._rows = self._sort_rows()
-            self._worst_rank = self._rows[-1].rank
-        if self._worst_rank is not None and rank > self._worst_rank:
-            return
-        cells = {key: get_value(outcome) for key, get_value in self._standard}
+        cells: dict[Key, Any] = {column.key: column.get_value(outcome) for column in self._standard}
         cells |= {INDEX.key: index, OUTCOME.key: note}
         shown_variables, shown_fields = self.columns.types.values()
         cells |= {(VARIABLES, name): _shorten(value) for name, value in variables.items() if name in shown_variables}
         # A field that equals its variable here may differ from it in a later row.
-        cells |= {
-            (OUTPUTS, name): _shorten(value)
-            for name, value in fields.items()
-            if name in shown_fields or name in shown_variables
-        }
-        self._rows.append(Row(rank, index, cells))
+        shown = shown_fields.keys() | shown_variables.keys()
+        cells |= {(OUTPUTS, name): _shorten(value) for name, value in fields.items() if name in shown}
+        self._rows.append((rank, cells))
+        if self._max_rows is not None and len(self._rows) > 2 * self._max_rows:
+            self._rows = self._sort_rows()
 
     def _sort_rows(self) -> list[Row]:
         if self._max_rows is None:
             return self._rows
-        return sorted(self._rows, key=lambda row: row.rank)[: self._max_rows]
+        return sorted(self._rows, key=lambda row: row[0])[: self._max_rows]
 
     def build_rows(self, best: Collection[int], tables: Tables | None = None) -> list[list[str]]:
         """Return rows of text, the headings first: number, variables, fields, other columns, and a note.
@@ -111,9 +93,14 @@ class OutcomeTable:
             tables: The tables whose columns are wanted. By default those of this table.
         """
         columns = self.columns.name_all(self._tables if tables is None else tables, for_people=True)
-        keys = [(column.key, column.format) for _, column in columns]
         rows = [[name for name, _ in columns]]
-        rows += ([_format(cells.get(key), form) for key, form in keys] for cells in self._mark_cells(best))
+        for cells in self._mark_cells(best):
+            row: list[str] = []
+            for _, column in columns:
+                cell = cells.get(column.key)
+                text = column.format.format(cell) if column.format and cell is not None else format_cell(cell)
+                row.append("" if cell is None else text)
+            rows.append(row)
         return rows
 
     def build_records(self, best: Collection[int], limit: int) -> list[dict[str, Any]]:
@@ -121,30 +108,21 @@ class OutcomeTable:
         columns = self.columns.name_all(Tables.LEDGER)
         records: list[dict[str, Any]] = []
         for cells in itertools.islice(self._mark_cells(best), limit):
-            cells[OUTCOME.key] = cells[OUTCOME.key] or "succeeded"
-            records.append({name: _round(column, cells.get(column.key)) for name, column in columns})
+            record = {name: cells.get(column.key) for name, column in columns}
+            seconds = record["seconds"] and round(record["seconds"], 3)
+            records.append({**record, "seconds": seconds, "outcome": record["outcome"] or "succeeded"})
         return records
 
     def _mark_cells(self, best: Collection[int]) -> Iterator[dict[Key, Any]]:
         """Yield the cells of each row, with a mark on the best trials."""
-        mark = get_mark(self._spec)
-        for row in self._sort_rows():
-            is_marked = row.index in best and not row.cells[OUTCOME.key]
-            yield {**row.cells, OUTCOME.key: mark if is_marked else row.cells[OUTCOME.key]}
+        mark = PARETO_MARK if len(self._spec.objectives) > 1 else BEST_MARK
+        for (_, _, index), cells in self._sort_rows():
+            is_marked = index in best and not cells[OUTCOME.key]
+            yield {**cells, OUTCOME.key: mark} if is_marked else cells
 
 
 def _shorten(value: Any) -> bool | float | str:
     return format_cell(value) if isinstance(value, str) or not is_score(value) else value
-
-
-def _format(cell: Any, form: str) -> str:
-    if cell is None:
-        return ""
-    return form.format(cell) if form else format_cell(cell)
-
-
-def _round(column: Column, value: Any) -> Any:
-    return round(value, 3) if column.source == STANDARD and isinstance(value, float) else value
 
 
 def _are_same(variable: Any, field: Any) -> bool:
@@ -156,30 +134,21 @@ def rank_outcome(index: int, outcome: Outcome, spec: ReportSpec) -> tuple[Rank, 
     has_objectives = bool(spec.objectives)
     if isinstance(outcome, Failure):
         return (3 if has_objectives else 0, 0.0, index), describe_error(outcome)
-    exit_note = describe_exit(outcome)
+    exit_note = EXIT_NOTE if get_status(outcome) == "exited" else ""
     if not has_objectives:
         return (0, 0.0, index), exit_note
     if outcome.meta.pruned:
         return (1, 0.0, index), "pruned"
     scores = read_scores(outcome, spec)
-    if scores is None and spec.objective is None:
-        return (2, 1.0, index), exit_note or "without all objectives as numbers"
     if scores is None:
-        return (2, 1.0, index), exit_note or f"no number as {format_cell(spec.objective)}"
+        missing = "without all objectives as numbers"
+        if spec.objective is not None:
+            missing = f"no number as {format_cell(spec.objective)}"
+        return (2, 1.0, index), exit_note or missing
     if not all(map(math.isfinite, scores)):
         return (2, 0.0, index), "diverged"
     loss = compute_losses(scores, spec)[0] if len(scores) == 1 else 0.0
     return ((0, loss, index), "") if spec.is_feasible(outcome.outputs) else ((1, loss, index), INFEASIBLE)
-
-
-def get_mark(spec: ReportSpec) -> str:
-    """Return the note on the best trials."""
-    return PARETO_MARK if len(spec.objectives) > 1 else BEST_MARK
-
-
-def describe_exit(outcome: Outcome) -> str:
-    """Return a note if the code called `sys.exit` before SUBMIT, otherwise an empty text."""
-    return EXIT_NOTE if get_status(outcome) == "exited" else ""
 
 
 def describe_error(failure: Failure) -> str:

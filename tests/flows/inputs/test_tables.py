@@ -127,7 +127,7 @@ MISFITS: list[tuple[str | bytes, Any, list[str]]] = [
     (b"n,x\n1,a\n2,b\n3,\xe9t\xe9\n", None, ["is not text in UTF-8", "Save it as UTF-8"]),
     (b"n,\xe9\n1,a\n", None, ["is not text in UTF-8"]),
     ('n,x\n1,"2\n3,4\n', None, ["is not CSV", "unexpected end of data"]),
-    ("n,n\n1,2\n", None, ["'n' twice"]),
+    ("n,n\n1,2\n", None, ["two columns 'n'"]),
     ('x\n1\n"{""a"": 1, ""a"": 2}"\n', "json", ["line 3", "column 'x'", "the key 'a' is twice"]),
     ("n,x\n1,2\n", {"y": "int"}, ["'y'", "has n, x"]),
 ]
@@ -348,28 +348,6 @@ def test_a_partition_with_leading_zeros_is_text(tmp_path: Path) -> None:
     assert list(read_inputs(str(tmp_path))) == [{"x": 1, "zip": "01234", "n": 0}, {"x": 1, "zip": "90210", "n": 12}]
 
 
-def test_a_small_file_that_unpacks_to_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    zstd = pytest.importorskip("backports.zstd" if sys.version_info < (3, 14) else "compression.zstd")
-    monkeypatch.setattr(tables, "UNPACKED_BYTES", 8 * 1024 * 1024)
-    data = b"x\n" + b"1\n" * 5_000_000
-    (tmp_path / "folder").mkdir()
-    for file in ("in.parquet", "folder/in.parquet"):
-        parquet.write_table(arrow.table({"x": [[1] * 2_000_000]}), tmp_path / file)
-    for name, content in {
-        "in.csv.gz": pack(data), "in.csv.zst": zstd.compress(data), "in.jsonl.zst": zstd.compress(b" \n" * 5_000_000),
-        "in.json.zst": zstd.compress(b"[" + b" " * 10_000_000 + b"]"), "in.parquet": None, "folder": None,
-    }.items():  # fmt: skip
-        if content is not None:
-            (tmp_path / name).write_bytes(content)
-        with pytest.raises(ConfigurationError, match=r"unpacks to more than \d+ MiB, over 100 times its size"):
-            read_inputs(str(tmp_path / name))
-    plain = tmp_path / "plain.csv"
-    plain.write_bytes(b"x\n1\n" + b"y" * tables.CELL_CHARACTERS)
-    with pytest.raises(ConfigurationError, match=r"line 3 of .* has 67,108,864 characters or more: break it"):
-        read_inputs(str(plain))
-
-
 def test_a_text_that_many_rows_of_parquet_share_does_not_fill_the_memory(tmp_path: Path) -> None:
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     texts = arrow.DictionaryArray.from_arrays(arrow.array([0] * 1500), arrow.array(["x" * 2**20]))
@@ -395,13 +373,11 @@ def test_parquet_without_pyarrow_names_the_package_to_install(tmp_path: Path, mo
         read_inputs(str(tmp_path / "in.parquet"))
 
 
-@pytest.mark.parametrize("filler", [1, 10_000_000], ids=["in memory", "on disk"])
-def test_a_pipe_is_read_once_for_check_and_run(tmp_path: Path, filler: int) -> None:
+def test_a_pipe_is_read_once_for_check_and_run(tmp_path: Path) -> None:
     lines, cells = tmp_path / "in.jsonl", tmp_path / "in.csv"
     for pipe, text in ((lines, '{"x": 1}\n{"x": 2}\n'), (cells, "x\n1\n2\nthree\n")):
         os.mkfifo(pipe)
-        data = text + "\n" * filler  # blank lines do not count
-        threading.Thread(target=pipe.write_text, args=(data,), daemon=True).start()
+        threading.Thread(target=pipe.write_text, args=(text,), daemon=True).start()
     plan = BatchParameters.parse({"code": "SUBMIT(y=x)", "inputs": str(lines)}).make_plan()
     for _ in range(2):  # Prefect may retry the flow run.
         assert [variables for _, variables in plan.items] == [{"x": 1}, {"x": 2}]
