@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -27,7 +26,8 @@ from .launch import LOST_RACE_STATUS, StartLostError, name_folder
 IDLE_MINUTES = 5  # minutes without a call before Daytona ends a sandbox, such as that of a dead host
 KEEP_AWAKE_SECONDS = IDLE_MINUTES * 60 / 3  # seconds between calls that keep a used sandbox awake
 LAST_WORDS_SECONDS = 5.0  # seconds for a log to end, which happens a second or more after its command ended
-# Bytes per input. The pipe behind it holds 64 KiB, and more would block the daemon's call.
+# Bytes of a frame, and of an input that takes no more frames. The pipe behind it holds 64 KiB, and more would block the
+# daemon's call.
 INPUT_LIMIT_BYTES = 32 * 1024
 TAKE_BYTES = 16 * 1024  # bytes of the log between two turns of the event loop; they can hold a thousand frames
 
@@ -59,10 +59,8 @@ class DaytonaChannel:
         self._is_broken = False
         self._last_number = 0
         self._end_reason = ""
-        self._queue: deque[tuple[bytes, asyncio.Future[None]]] = deque()
-        self._has_input = asyncio.Event()
+        self._queue: asyncio.Queue[tuple[bytes, asyncio.Future[None]]] = asyncio.Queue()
         self._body_number = 0
-        self._may_be_delivered = False  # whether the driver may have the input that is being sent
         self.stderr_tail = ""
         self.is_complete = False  # True if the driver has ended and its whole output was received
         self._tasks: list[asyncio.Task[None]] = []
@@ -89,14 +87,10 @@ class DaytonaChannel:
                     raise self._make_lost_error() from error
                 return
             self._tasks = [asyncio.create_task(work()) for work in (self._follow, self._send_all, self._keep_awake)]
-            for task in self._tasks[:2]:
-                # An event loop that ends cancels all its tasks. Without this callback a caller waiting in `send` would
-                # then wait for ever.
-                task.add_done_callback(lambda _: self._end("its connection was cancelled"))
-        sent = [asyncio.get_running_loop().create_future() for _ in frames]
-        self._queue.extend(zip(frames, sent, strict=True))
-        self._has_input.set()
-        await asyncio.gather(*sent)
+        queued = [(frame, asyncio.get_running_loop().create_future()) for frame in frames]
+        for item in queued:
+            self._queue.put_nowait(item)
+        await asyncio.gather(*(done for _, done in queued))
 
     async def close(self) -> None:
         """Stop following the log and sending."""
@@ -104,27 +98,23 @@ class DaytonaChannel:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._refuse_queue()
 
     def _end(self, reason: str) -> None:
+        """Close the channel, if it is open, and fail the sends whose frames are in the queue."""
         if not self._end_reason:
             self._end_reason = reason
             self._closed(reason)
-            self._refuse_queue()
+        while not self._queue.empty():
+            self._settle(self._queue.get_nowait()[1], is_delivered=False)
 
-    def _refuse_queue(self) -> None:
-        self._settle([done for _, done in self._queue], is_delivered=False)
-        self._queue.clear()
-
-    def _settle(self, futures: list[asyncio.Future[None]], is_delivered: bool) -> None:
-        """Complete the futures of sent frames. `is_delivered` is also True for frames that may have arrived."""
-        for done in futures:
-            if done.done():
-                continue
-            if is_delivered:
-                done.set_result(None)
-            else:
-                done.set_exception(self._make_lost_error())
+    def _settle(self, done: asyncio.Future[None], is_delivered: bool) -> None:
+        """Complete the future of a frame. `is_delivered` is also True for a frame that may have arrived."""
+        if done.done():
+            return
+        if is_delivered:
+            done.set_result(None)
+        else:
+            done.set_exception(self._make_lost_error())
 
     def _make_lost_error(self) -> SandboxLost:
         return SandboxLost(f"sandbox {self._remote.id} was lost ({self._end_reason}): run the code in a new one")
@@ -142,48 +132,52 @@ class DaytonaChannel:
     # -- to the driver
 
     async def _send_all(self) -> None:
-        while not self._end_reason:
-            await self._has_input.wait()
-            self._has_input.clear()
-            while self._queue and not self._end_reason:
-                futures: list[asyncio.Future[None]] = []
-                self._may_be_delivered = False
-                try:
-                    await self._send_next(futures)
-                except daytona.DaytonaError as error:
-                    if get_status(error) == 410:  # The log's end gives a better reason.
-                        await asyncio.wait(self._tasks[:1], timeout=LAST_WORDS_SECONDS)
-                    self._end(f"it takes no input: {get_message(error)}")
-                finally:
-                    self._settle(futures, self._may_be_delivered)
+        try:
+            while not self._end_reason:
+                await self._send_next()
+        finally:  # An event loop that ends cancels this task, and then waits for the senders.
+            self._end("its connection was cancelled")
 
-    async def _send_next(self, futures: list[asyncio.Future[None]]) -> None:
-        """Send the next frames as one input, and add their futures to the list. Raise DaytonaError.
+    async def _send_next(self) -> None:
+        """Send the next frames as one input."""
+        queued, is_delivered = [await self._queue.get()], False
+        try:
+            frames = [await self._shrink(queued[0][0])]
+            while not self._queue.empty() and sum(map(len, frames)) < INPUT_LIMIT_BYTES:
+                queued.append(self._queue.get_nowait())
+                frames.append(await self._shrink(queued[-1][0]))
+            is_delivered = True
+            is_delivered = await self._send_input(b"".join(frames)[:-1].decode("utf-8"))  # The daemon appends "\n".
+        except daytona.DaytonaError as error:
+            self._end(f"it takes no input: {get_message(error)}")
+        finally:
+            for _, done in queued:
+                self._settle(done, is_delivered)
 
-        A lost input is sent again, because the driver ignores frames that it already has.
+    async def _send_input(self, text: str) -> bool:
+        """Send an input. Send a lost one again, because the driver ignores frames that it already has.
+
+        If it cannot be sent, close the channel. Return whether the driver may have the input.
         """
-        frames, size = [], 0
-        while self._queue and (not frames or size + len(self._queue[0][0]) <= INPUT_LIMIT_BYTES):
-            data, done = self._queue.popleft()
-            futures.append(done)
-            frames.append(await self._shrink(data))
-            size += len(frames[-1])
-        text = b"".join(frames)[:-1].decode("utf-8")  # The daemon appends the missing newline.
         give_up_at, is_refused = time.monotonic() + GIVE_UP_SECONDS, True
 
         def choose_delay(error: Exception, attempt: int) -> float | None:
             nonlocal is_refused
             is_refused = is_refused and get_status(error) in (400, 401, 403, 404, 410, 429)
-            if time.monotonic() <= give_up_at and not self._end_reason and is_transient(error):
-                return get_delay(error, attempt)
-            self._may_be_delivered = not is_refused
-            return None
+            is_over = self._end_reason or time.monotonic() > give_up_at or not is_transient(error)
+            return None if is_over else get_delay(error, attempt)
 
-        self._may_be_delivered = True
         process, (session, command) = self._remote.process, self._command
-        await call_with_retries(
-            lambda: process.send_session_command_input(session, command, text, CALL_SECONDS), choose_delay
-        )
+        try:
+            await call_with_retries(
+                lambda: process.send_session_command_input(session, command, text, CALL_SECONDS), choose_delay
+            )
+        except daytona.DaytonaError as error:
+            if get_status(error) == 410:  # The log's end gives a better reason.
+                await asyncio.wait(self._tasks[:1], timeout=LAST_WORDS_SECONDS)
+            self._end(f"it takes no input: {get_message(error)}")
+            return not is_refused
+        return True
 
     async def _shrink(self, data: bytes) -> bytes:
         """Return a small frame unchanged. Upload the body of a large one and return a frame that names the file."""

@@ -3,15 +3,11 @@
 import asyncio
 import contextvars
 import os
-import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from weakref import WeakKeyDictionary
 
 import daytona
 
 from ...sandbox.errors import ConfigurationError
-from .errors import map_error
 from .settings import DaytonaSettings
 
 NAME_PREFIX = "rlm-batch-"  # prefix of every name that this package creates at Daytona
@@ -24,21 +20,14 @@ _clients: WeakKeyDictionary[
 _clients = WeakKeyDictionary()
 
 
-async def get_client(settings: DaytonaSettings) -> daytona.AsyncDaytona:
+def get_client(settings: DaytonaSettings) -> daytona.AsyncDaytona:
     """Return this loop's client for the account. Raise ConfigurationError without credentials."""
-    if "daytona._async.daytona" not in sys.modules:
-        # The first access to the client class makes the SDK import its parts, which takes seconds.
-        await asyncio.to_thread(getattr, daytona, "AsyncDaytona")
     loop, key = asyncio.get_running_loop(), get_account_key(settings)
     clients = _clients.setdefault(loop, {})
     if key not in clients:
-        config = daytona.DaytonaConfig(
-            api_key=_get_api_key(settings),
-            api_url=settings.get_account_setting("api_url"),
-            target=settings.get_account_setting("target"),
-            # Following a log occupies a connection, so a limited pool would block all other calls.
-            connection_pool_maxsize=None,
-        )  # fmt: skip
+        api_key, api_url, target, *_ = key
+        # Following a log occupies a connection, so a limited pool would block all other calls.
+        config = daytona.DaytonaConfig(api_key=api_key, api_url=api_url, target=target, connection_pool_maxsize=None)
         try:
             client = daytona.AsyncDaytona(config)
         except daytona.DaytonaAuthenticationError as error:
@@ -58,22 +47,8 @@ async def _close_at_end(client: daytona.AsyncDaytona) -> None:
 
 
 def get_account_key(settings: DaytonaSettings) -> tuple[str | None, ...]:
-    """Return the account and region of a client. The SDK reads missing settings from the environment once."""
-    environment = (os.environ.get(f"DAYTONA_{name}") for name in ENVIRONMENT_NAMES)
+    """Return the key, address and region of a client. The SDK reads missing settings from the environment once."""
+    secret = settings.get_account_setting("api_key")
     place = settings.get_account_setting("api_url"), settings.get_account_setting("target")
-    return (_get_api_key(settings), *place, *environment)
-
-
-def _get_api_key(settings: DaytonaSettings) -> str | None:
-    key = settings.get_account_setting("api_key")
-    return None if key is None else key.get_secret_value()
-
-
-@asynccontextmanager
-async def use_client(settings: DaytonaSettings, failure: str) -> AsyncIterator[daytona.AsyncDaytona]:
-    """Yield this loop's client for one call. Convert DaytonaErrors; `failure` says what could not be done."""
-    client = await get_client(settings)
-    try:
-        yield client
-    except daytona.DaytonaError as error:
-        raise map_error(error, failure) from error
+    environment = (os.environ.get(f"DAYTONA_{name}") for name in ENVIRONMENT_NAMES)
+    return (None if secret is None else secret.get_secret_value(), *place, *environment)

@@ -2,9 +2,12 @@
 
 import asyncio
 import math
+import time
 import uuid
+from functools import partial
 from typing import Any
 
+import aiohttp
 import daytona
 
 from ...sandbox.cancellation import run_shielded
@@ -12,50 +15,47 @@ from ...sandbox.errors import ConfigurationError, SandboxStartError
 from ..host_files.files import HostFiles
 from .account import delete_leftover, find_sandbox
 from .channel import IDLE_MINUTES
-from .client import NAME_PREFIX, use_client
-from .error_table import Meaning
-from .errors import ENDED_STATES, find_row, get_state, get_status, is_transient, is_unreachable, map_error, retry_call
+from .client import NAME_PREFIX
+from .errors import ENDED_STATES, Meaning, find_row, get_state, is_transient, map_error, retry_call
 from .handle import DaytonaSandboxHandle
 from .settings import DaytonaSettings
-from .snapshots import MIN_SANDBOXES, Environment, find_environment
-
-LONGEST_DELAY_SECONDS = 8.0  # seconds before the creation is retried
+from .snapshots import Environment, find_environment
 
 
 async def open_sandbox(
-    settings: DaytonaSettings, labels: dict[str, str], commit: str | None, files: HostFiles, expected: int = 1
+    client: daytona.AsyncDaytona,
+    settings: DaytonaSettings,
+    labels: dict[str, str],
+    commit: str | None,
+    files: HostFiles,
+    expected: int = 1,
 ) -> DaytonaSandboxHandle:
     """Open a sandbox with the repository, the packages and the host's files in it.
 
     If several sandboxes are `expected`, the set-up of the first is kept as a snapshot, and the others start from it.
 
     Raises:
-        ConfigurationError, QuotaExceeded, SandboxStartError: No sandbox was opened, and none is left.
+        ConfigurationError, QuotaExceeded, SandboxStartError, DaytonaError: No sandbox was opened, and none is left.
     """
-    async with use_client(settings, "the sandbox could not be set up") as client:
-        environment = find_environment(settings, commit)
-        if environment is None:
-            return await _open(settings, client, labels, commit, files)
-        async with environment.lock:  # The others wait until the set-up of the first is kept or not.
-            is_kept = await environment.find_snapshot(settings, client)
-            is_worth_it = settings.setup_snapshot == "always" or expected >= MIN_SANDBOXES
-            if is_worth_it and not is_kept and not environment.is_refused:
-                try:
-                    return await _open(settings, client, labels, commit, files, environment)
-                except ConfigurationError:  # The others would fail one after another.
-                    environment.is_refused = True
-                    raise
-        if is_kept:
-            try:
-                return await _open(settings, client, labels, commit, files, snapshot=environment.name)
-            except ConfigurationError:  # The snapshot may have been deleted. The next sandbox looks for it again.
-                environment.has_snapshot = None
-        return await _open(settings, client, labels, commit, files)
+    environment = find_environment(settings, commit)
+    open_one = partial(_open, client, settings, labels, commit, files)
+    if environment is None:
+        return await open_one()
+    async with environment.lock:  # The others wait until the set-up of the first is kept or not.
+        is_kept = await environment.find_snapshot(settings, client)
+        if not is_kept and environment.is_worth_keeping(settings, expected):
+            return await open_one(environment)
+    if is_kept:
+        try:
+            return await open_one(snapshot=environment.name)
+        except ConfigurationError:  # The snapshot may have been deleted. The next sandbox looks for it again.
+            environment.has_snapshot = None
+    return await open_one()
 
 
 async def _open(
-    settings: DaytonaSettings,
     client: daytona.AsyncDaytona,
+    settings: DaytonaSettings,
     labels: dict[str, str],
     commit: str | None,
     files: HostFiles,
@@ -67,14 +67,14 @@ async def _open(
 
     With an `environment`, its set-up is kept.
     """
-    remote = await _create(settings, client, labels, snapshot)
+    remote = await _create(client, settings, labels, snapshot)
     handle = DaytonaSandboxHandle(settings, remote, files)
     try:
         if snapshot is None:
-            started = asyncio.get_running_loop().time()
+            begun = time.monotonic()
             await handle.set_up(commit)
             if environment is not None:
-                await environment.keep(settings, client, remote, asyncio.get_running_loop().time() - started)
+                await environment.keep(settings, client, remote, time.monotonic() - begun)
         await handle.add_files(commit)
         return handle
     except BaseException:
@@ -83,15 +83,14 @@ async def _open(
 
 
 async def _create(
-    settings: DaytonaSettings, client: daytona.AsyncDaytona, labels: dict[str, str], snapshot: str | None
+    client: daytona.AsyncDaytona, settings: DaytonaSettings, labels: dict[str, str], snapshot: str | None
 ) -> daytona.AsyncSandbox:
     """Return a started sandbox. On an error or a cancellation, leave none.
 
     Transient failures are retried for the block's `start_timeout`. A reached account limit fails at once, because the
     run decides when to retry.
     """
-    loop = asyncio.get_running_loop()
-    start_by = loop.time() + settings.start_timeout
+    start_by = time.monotonic() + settings.start_timeout
     mounts = await _mount_volume(settings, client)
     params = _make_params(settings, NAME_PREFIX + uuid.uuid4().hex[:16], labels, mounts, snapshot)
     call: asyncio.Future[daytona.AsyncSandbox] | None = None
@@ -100,26 +99,27 @@ async def _create(
     async def create() -> daytona.AsyncSandbox:
         nonlocal call, may_exist
         existed, may_exist = may_exist, True
-        call = asyncio.ensure_future(client.create(params, timeout=max(1.0, start_by - loop.time())))
+        call = asyncio.ensure_future(client.create(params, timeout=max(1.0, start_by - time.monotonic())))
         try:
             return await asyncio.shield(call)
         except daytona.DaytonaError as error:
             # These refusals concern the creation. Other errors may come from a call with which the SDK waits for the
             # start.
-            meaning = find_row(error).meaning
-            may_exist = existed or not (meaning in (Meaning.FINAL, Meaning.QUOTA) or is_unreachable(error))
+            meaning, is_unsent = find_row(error).meaning, isinstance(error.__cause__, aiohttp.ClientConnectorError)
+            may_exist = existed or not (is_unsent or meaning in (Meaning.FINAL, Meaning.QUOTA))
             if not may_exist or meaning is Meaning.KEY:
                 raise
-            remote = await _find_started(client, params.name, error, start_by - loop.time())
+            remote = await _find_started(client, params.name, start_by)
             if remote is None:
                 raise
             return remote
 
     try:
         return await retry_call(
-            create, seconds=start_by - loop.time(), tries=1, longest_delay=LONGEST_DELAY_SECONDS,
+            create,
+            seconds=start_by - time.monotonic(),
             is_passing=lambda error: is_transient(error) and find_row(error).meaning is not Meaning.THROTTLED,
-        )  # fmt: skip
+        )
     except BaseException as error:
         is_wrong_key = isinstance(error, daytona.DaytonaError) and find_row(error).meaning is Meaning.KEY
         if may_exist and call is not None and not is_wrong_key:
@@ -129,21 +129,19 @@ async def _create(
         raise
 
 
-async def _find_started(
-    client: daytona.AsyncDaytona, name: str, failure: Exception, seconds: float
-) -> daytona.AsyncSandbox | None:
-    """Find the sandbox that a failed call created, and wait until it has started. Return None if none exists."""
-    # After a refusal one look is enough: only an earlier call can have created the sandbox. A lost call may still be
-    # running, so look several times.
-    status = get_status(failure)
-    remote = await find_sandbox(client, name, looks=3 if status is None or status >= 500 else 1)
+async def _find_started(client: daytona.AsyncDaytona, name: str, start_by: float) -> daytona.AsyncSandbox | None:
+    """Find the sandbox that a failed call created, and wait until it has started. Return None if none exists.
+
+    If the call is still running, the next creation is refused, because the name is taken.
+    """
+    remote = await find_sandbox(client, name)
     if remote is None:
         return None
     state = get_state(remote)
     if state in ENDED_STATES:
         raise SandboxStartError(f"no sandbox could be opened: it ended as {state} ({remote.error_reason})")
     if state != "started":
-        await remote.wait_for_sandbox_start(timeout=max(1.0, seconds))
+        await remote.wait_for_sandbox_start(timeout=max(1.0, start_by - time.monotonic()))
     return remote
 
 
@@ -181,13 +179,13 @@ async def _mount_volume(settings: DaytonaSettings, client: daytona.AsyncDaytona)
         return volume
 
     try:
-        volume = await retry_call(get_volume, seconds=settings.start_timeout, tries=1)
+        volume = await retry_call(get_volume, seconds=settings.start_timeout)
     except daytona.DaytonaError as error:
         raise map_error(error, f"volume {name!r} could not be had") from error
     if get_state(volume) != "ready":
-        reason = f" ({volume.error_reason})" if getattr(volume, "error_reason", None) else ""
+        reason = f" ({volume.error_reason})" if volume.error_reason else ""
         raise ConfigurationError(
-            f"Daytona's volume {name!r} is in the state {get_state(volume)}{reason}: delete it in "
-            f"the dashboard, or set `volume_name` to another"
+            f"Daytona's volume {name!r} is in the state {get_state(volume)}{reason}: delete it in the dashboard, or "
+            "set `volume_name` to another"
         )
     return [daytona.VolumeMount(volume_id=volume.id, mount_path=settings.volume_mount_path)]

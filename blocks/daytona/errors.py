@@ -1,17 +1,25 @@
-"""Handling of the SDK's errors: retries, and the conversion to errors of this package."""
+"""Daytona's refusals: their meaning, the retries of calls, and the conversion to errors of this package.
+
+The status alone is not enough. Daytona answers 400, 401 and 404 also when a machine is missing, when a sandbox has just
+started, and when its own services cannot reach each other. So a refusal counts as an error of the block only if a row
+of `TABLE` says so. Unknown refusals by the API or its proxy count as transient, such as those of a busy machine or of a
+name that a lost call has taken. Unknown refusals by a sandbox's daemon count as final.
+"""
 
 import asyncio
 import random
 import re
+import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import Enum
 from typing import Any, TypeVar
 
 import daytona
 
 from ...sandbox.errors import ConfigurationError, QuotaExceeded, RlmBatchError, SandboxStartError
 from ...sandbox.outcomes.server_message import extract_message
-from ..retry import call_with_retries, compute_backoff
-from .error_table import TABLE, Meaning, Row
+from ..retry import compute_backoff
 
 T = TypeVar("T")
 
@@ -20,9 +28,100 @@ SETUP_SECONDS = 1800.0  # seconds for a clone or for pip, which compiles some pa
 TRIES = 7  # attempts of a repeatable call, which take about 7 s with the pauses
 KEY_SECONDS = 3.0  # seconds after which a key that is refused again counts as wrong
 GIVE_UP_SECONDS = 60.0  # seconds without a successful call or reconnection before a sandbox counts as lost
-LONGEST_DELAY_SECONDS = 20.0  # upper limit of the seconds that a refusal can ask to wait
+LONGEST_WAIT_SECONDS = 20.0  # upper limit of the seconds that a refusal can ask to wait
 ENDED_STATES = (*("stopping", "stopped", "archiving", "archived", "destroying", "destroyed", "error", "build_failed"),)
 
+
+class Meaning(Enum):
+    """The consequence of a refusal."""
+
+    PASSING = "the same call may succeed in a moment, so it is retried"
+    GONE = "the sandbox, or a session or command in it, has ended"
+    THROTTLED = "too many calls: the call is retried after the time that the response names"
+    QUOTA = "other sandboxes use the quota: wait until some of them have ended"
+    KEY = "the key was refused: a key that is refused again some seconds later is wrong"
+    FINAL = "every attempt will be refused: the request has to change"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A kind of refusal: its statuses, a pattern in its message (case-insensitive), and its meaning.
+
+    The source is the name of a file of github.com/daytonaio/daytona at release 0.190 (the last with published code), an
+    issue of that repository (#NUMBER), or a measurement of the service. `advice` says what to change, if that is
+    certain.
+    """
+
+    statuses: tuple[int, ...]
+    pattern: str
+    meaning: Meaning
+    source: str
+    advice: str = ""
+
+
+SNAPSHOT_ADVICE = "set snapshot to one of the account's"
+NETWORK = "Invalid (IP address|network format|CIDR prefix|domain)|allow list cannot contain"
+FILE = "no such file|file not found|permission denied|is a directory|not a directory|path must be a file"
+
+# The first matching row counts.
+TABLE: tuple[Row, ...] = (
+    Row((429,), "", Meaning.THROTTLED, "authenticated-rate-limit.guard.ts"),
+    # The proxy also refuses a valid key if the API did not respond.
+    Row(
+        (401,), "authentication failed: |Bearer token (validation error|is invalid)", Meaning.PASSING, "auth.go, #5136"
+    ),
+    Row((400, 404), "Sandbox with ID( or name)? .+ not found", Meaning.GONE, "sandbox.service.ts"),
+    Row((400, 404, 409), r"Sandbox \S+ is not started", Meaning.GONE, "measured: one that was stopped"),
+    Row((404,), "(session|command) not found", Meaning.GONE, "command.go"),
+    Row((410,), "", Meaning.GONE, "input.go"),
+    Row((400, 403, 404), FILE, Meaning.FINAL, "apps/daemon/pkg/toolbox/fs"),
+    # Snapshots and volumes
+    Row(
+        (400, 404),
+        r"Snapshot \S+ (not found|is not available in region)",
+        Meaning.FINAL,
+        "sandbox.service.ts",
+        SNAPSHOT_ADVICE,
+    ),
+    Row(
+        (400,),
+        r"Snapshot \S+ is (inactive|error|build_failed|removing)\b",
+        Meaning.FINAL,
+        "sandbox.service.ts, snapshot-state.enum.ts",
+        f"activate it in Daytona's dashboard, or {SNAPSHOT_ADVICE}",
+    ),
+    Row((400,), "Volume quota exceeded", Meaning.FINAL, "volume.service.ts", "delete volumes in Daytona's dashboard"),
+    # Limits of the account
+    Row(
+        (400,),
+        "exceeds maximum allowed per",
+        Meaning.FINAL,
+        "sandbox.service.ts",
+        "lower cpu, memory or disk, or use another snapshot",
+    ),
+    Row((400, 402, 403), r"\b(limit|quota)s? (has been |is )?(exceeded|reached)", Meaning.QUOTA, "sandbox.service.ts"),
+    Row((403,), "is suspended", Meaning.FINAL, "organization.service.ts", "see Daytona's dashboard"),
+    Row(
+        (403, 404),
+        r"Region (\S+ is not available|not found)",
+        Meaning.FINAL,
+        "sandbox.service.ts",
+        "set another target",
+    ),
+    # Settings of the block
+    Row((400,), NETWORK, Meaning.FINAL, "network-validation.util.ts", "change network_allow_list or domain_allow_list"),
+    Row((400,), "Invalid mount path", Meaning.FINAL, "volume-mount-path-validation.util.ts", "set volume_mount_path"),
+    Row((400,), r"\b\w+ must (not )?be ", Meaning.FINAL, "main.ts: the framework's check of each field"),
+    # The key. A temporary refusal of a valid key looks the same as the refusal of a wrong key.
+    Row(
+        (401,),
+        "",
+        Meaning.KEY,
+        "global-auth.guard.ts, #5136",
+        "set DAYTONA_API_KEY, or api_key of the block, to a valid key",
+    ),
+    Row((403,), "Forbidden resource", Meaning.KEY, "the framework's text for every guard", "use a key with that right"),
+)
 UNKNOWN = Row((), "", Meaning.PASSING, "nothing is known of it")
 REFUSED_REQUEST = Row((), "", Meaning.FINAL, "the sandbox's daemon, or the SDK, of what it was asked for")
 
@@ -57,7 +156,7 @@ def find_row(error: BaseException) -> Row:
     if status >= 500 or status == 408:
         return UNKNOWN
     for row in TABLE:
-        if row.matches(status, message):
+        if status in row.statuses and re.search(row.pattern, message, re.IGNORECASE):
             return row
     # The error of an upload has the whole answer as its text.
     is_daemons = getattr(error, "source", None) == "DAYTONA_DAEMON" or '"source":"DAYTONA_DAEMON"' in str(error)
@@ -71,19 +170,12 @@ def says_gone(error: BaseException) -> bool:
 
 def is_transient(error: BaseException) -> bool:
     """Return True if repeating the call may soon succeed."""
-    return find_row(error).meaning in (Meaning.PASSING, Meaning.MAYBE_GONE, Meaning.THROTTLED, Meaning.KEY)
+    return find_row(error).meaning in (Meaning.PASSING, Meaning.THROTTLED, Meaning.KEY)
 
 
 def is_turned_away(error: BaseException) -> bool:
     """Return True if the error is transient and the call was refused before it had any effect."""
     return is_transient(error) and get_status(error) in range(400, 500)
-
-
-def is_unreachable(error: BaseException) -> bool:
-    """Return True if no connection could be made, so nothing was sent."""
-    import aiohttp
-
-    return isinstance(error.__cause__, aiohttp.ClientConnectorError)
 
 
 def get_retry_after(error: BaseException) -> float | None:
@@ -98,18 +190,16 @@ def get_retry_after(error: BaseException) -> float | None:
     return None
 
 
-def get_delay(error: Exception, attempt: int, longest: float = 2.0) -> float:
+def get_delay(error: Exception, attempt: int) -> float:
     """Return the seconds before the next attempt (counted from 0): what the error asks for, or an increasing delay."""
     asked = get_retry_after(error) or 0.0
-    return max(min(asked, LONGEST_DELAY_SECONDS), compute_backoff(attempt, 0.1, longest)) * random.uniform(1.0, 1.5)
+    return max(min(asked, LONGEST_WAIT_SECONDS), compute_backoff(attempt, 0.1, 4.0)) * random.uniform(1.0, 1.5)
 
 
 async def retry_call(
     call: Callable[[], Awaitable[T]],
     *,
-    seconds: float = 0.0,
-    tries: int | None = None,
-    longest_delay: float = 2.0,
+    seconds: float | None = None,
     remote: daytona.AsyncSandbox | None = None,
     is_passing: Callable[[Exception], bool] = is_transient,
 ) -> T:
@@ -117,33 +207,27 @@ async def retry_call(
 
     Args:
         call: The call.
-        seconds: Retry at least for this time.
-        tries: Try at least this often; by default `TRIES` times.
-        longest_delay: Upper limit of the delays, in seconds.
+        seconds: Retry for this time. By default, try `TRIES` times.
         remote: The sandbox that the call is for. Retrying stops when it is gone.
         is_passing: Decides which DaytonaErrors are retried. A refused key is retried only for `KEY_SECONDS`.
     """
-    loop = asyncio.get_running_loop()
-    give_up_at, key_refused_at, is_doubtful = loop.time() + seconds, 0.0, False
-
-    async def make_call() -> T:
-        if is_doubtful and remote is not None:
+    begun, key_refused, attempt = time.monotonic(), 0.0, 0
+    while True:
+        try:
+            return await call()
+        except daytona.DaytonaError as error:
+            meaning, delay, now = find_row(error).meaning, get_delay(error, attempt), time.monotonic()
+            attempt += 1
+            if meaning is Meaning.KEY:
+                key_refused = key_refused or now
+                is_over = now + delay > key_refused + KEY_SECONDS
+            else:
+                is_over = attempt >= TRIES if seconds is None else now + delay > begun + seconds
+            if is_over or not is_passing(error):
+                raise
+        await asyncio.sleep(delay)
+        if remote is not None and meaning is Meaning.PASSING:
             await check_existence(remote)
-        return await call()
-
-    def choose_delay(error: Exception, attempt: int) -> float | None:
-        nonlocal is_doubtful, key_refused_at
-        if not isinstance(error, daytona.DaytonaError) or not is_passing(error):
-            return None
-        meaning, now, delay = find_row(error).meaning, loop.time(), get_delay(error, attempt, longest_delay)
-        is_doubtful = meaning is Meaning.MAYBE_GONE
-        if meaning is Meaning.KEY:
-            key_refused_at = key_refused_at or now
-            return delay if now + delay < key_refused_at + KEY_SECONDS else None
-        is_over = attempt + 1 >= (tries or TRIES) and now + delay > give_up_at
-        return None if is_over else delay
-
-    return await call_with_retries(make_call, choose_delay)
 
 
 def get_state(item: Any) -> str:
@@ -152,7 +236,10 @@ def get_state(item: Any) -> str:
 
 
 async def check_existence(remote: daytona.AsyncSandbox) -> None:
-    """Raise a DaytonaError with the meaning GONE if the sandbox's record says that it is not running."""
+    """Raise a DaytonaError with the meaning GONE if the sandbox's record says that it is not running.
+
+    Daytona's proxy gives the same answer for removed and starting sandboxes.
+    """
     try:
         await remote.refresh_data(CALL_SECONDS)
     except daytona.DaytonaError as error:
@@ -177,8 +264,7 @@ def map_error(error: BaseException, failure: str) -> RlmBatchError:
             "wait for other sandboxes, or raise the quota in Daytona's dashboard"
         )
     if row.meaning is Meaning.KEY:
-        refusal = "refused the API key" if get_status(error) == 401 else "does not allow that with this API key"
-        return ConfigurationError(f"{failure}: Daytona {refusal} ({message}): {row.advice}")
+        return ConfigurationError(f"{failure}: Daytona refused the API key ({message}): {row.advice}")
     if row.meaning is Meaning.FINAL:
         advice = row.advice or "change the block's settings"
         return ConfigurationError(f"{failure}: Daytona refused it ({message}); {advice}")

@@ -93,6 +93,6 @@ async def start_driver(
         return there.commands[0].id if there.commands else None
 
     try:
-        return await retry_call(start, seconds=seconds, tries=1, remote=remote)
+        return await retry_call(start, seconds=seconds, remote=remote)
     except daytona.DaytonaError as error:
         raise SandboxStartError(f"the driver did not start in sandbox {remote.id}: {get_message(error)}") from error

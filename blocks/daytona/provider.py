@@ -7,19 +7,25 @@ process. So the modules that use it are imported in the methods.
 import asyncio
 import logging
 import os
+import shlex
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
+from ...sandbox.cancellation import run_shielded
 from ...sandbox.errors import ConfigurationError, RlmBatchError
 from ...sandbox.sandbox_api import Sandbox
-from ..provider import SandboxInfo, SandboxProvider, SnapshotInfo
+from ..host_terminal import run_in_terminal
+from ..provider import MANAGED_LABELS, SandboxInfo, SandboxProvider, SnapshotInfo
 from .settings import DaytonaSettings
 
 if TYPE_CHECKING:
     import daytona
+
+DELETED_VOLUME_STATES = ("pending_delete", "deleting", "deleted")
+SHELL_MINUTES = 60  # as long as the sandbox is kept
 
 log = logging.getLogger("rlm_batch.daytona")
 
@@ -32,30 +38,37 @@ class DaytonaProvider(DaytonaSettings, SandboxProvider):
 
     async def open(self, labels: dict[str, str]) -> Sandbox:
         """Open a sandbox, clone the repository into it and install the packages; see `SandboxProvider.open`."""
-        await _import_sdk()
-        from .creation import open_sandbox
+        commit = await self.commit()
+        async with self._use_client("the sandbox could not be set up") as client:
+            from .creation import open_sandbox
 
-        return await open_sandbox(self, labels, await self.commit(), self._files, self._expected_sandboxes)
+            return await open_sandbox(client, self, labels, commit, self._files, self._expected_sandboxes)
 
     async def list_sandboxes(self) -> list[SandboxInfo]:
         """List the account's sandboxes that carry this package's labels, except those in deletion."""
-        async with self._use_client("the sandboxes could not be listed") as client:
-            from .account import list_sandboxes
-
-            return await list_sandboxes(client)
+        return await self._list_sandboxes("the sandboxes could not be listed", MANAGED_LABELS)
 
     async def delete_sandbox(self, sandbox_id: str) -> bool:
         async with self._use_client(f"sandbox {sandbox_id} could not be removed") as client:
-            from .account import find_and_delete_sandbox
+            from .account import DELETE_SECONDS, delete_sandbox, find_sandbox, is_in_deletion
 
-            return await find_and_delete_sandbox(client, sandbox_id)
+            remote = await find_sandbox(client, sandbox_id, seconds=DELETE_SECONDS)
+            if remote is None or is_in_deletion(remote):
+                return False
+            await delete_sandbox(remote)
+            return True
 
     async def open_terminal(self, sandbox_id: str) -> int:
-        """Open a shell with `ssh`. Raise RlmBatchError."""
+        """Run `ssh` to a sandbox with an access that Daytona grants for it. Raise RlmBatchError."""
         async with self._use_client(f"no shell could be opened in sandbox {sandbox_id}") as client:
-            from .account import open_shell
-
-            return await open_shell(client, sandbox_id)
+            remote = await client.get(sandbox_id)
+            access = await remote.create_ssh_access(SHELL_MINUTES)
+            try:
+                shown = access.ssh_command.replace(access.token, "TOKEN")
+                return await run_in_terminal(shlex.split(access.ssh_command), shown)
+            finally:
+                with suppress(Exception):
+                    await run_shielded(remote.revoke_ssh_access(access.token))
 
     async def list_snapshots(self) -> list[SnapshotInfo]:
         async with self._use_client("the snapshots could not be listed") as client:
@@ -71,18 +84,16 @@ class DaytonaProvider(DaytonaSettings, SandboxProvider):
 
     async def list_volumes(self) -> list[str]:
         async with self._use_client("the volumes could not be listed") as client:
-            from .account import list_volumes
+            from .errors import get_state, retry_call
 
-            return await list_volumes(client)
+            volumes = await retry_call(client.volume.list)
+            return sorted(volume.name for volume in volumes if get_state(volume) not in DELETED_VOLUME_STATES)
 
     async def check(self) -> str:
         """Return a description of the sandboxes' source, after checking the API key. Raise ConfigurationError."""
         try:
-            async with self._use_client("Daytona could not be asked") as client:
-                from .account import list_sandboxes
-
-                # No sandbox has this label, so the list is short.
-                await list_sandboxes(client, {"rlm-batch-run": "none"})
+            # No sandbox has this label, so the list is short.
+            await self._list_sandboxes("Daytona could not be asked", {**MANAGED_LABELS, "rlm-batch-run": "none"})
         except ConfigurationError:
             raise
         except RlmBatchError as error:
@@ -106,16 +117,33 @@ class DaytonaProvider(DaytonaSettings, SandboxProvider):
         names = ("DAYTONA_API_KEY", "DAYTONA_JWT_TOKEN")
         return self.get_account_setting("api_key") is not None or any(os.environ.get(name) for name in names)
 
+    async def _list_sandboxes(self, failure: str, labels: dict[str, str]) -> list[SandboxInfo]:
+        async with self._use_client(failure) as client:
+            import daytona
+
+            from .account import is_in_deletion
+            from .errors import CALL_SECONDS, retry_call
+
+            # The query's `states` would need every state, including those that Daytona adds later.
+            query = daytona.ListSandboxesQuery(labels=labels)
+
+            async def list_all() -> list[SandboxInfo]:
+                found = [item async for item in client.list(query, CALL_SECONDS)]
+                return [SandboxInfo(item.id, dict(item.labels)) for item in found if not is_in_deletion(item)]
+
+            return await retry_call(list_all)
+
     @asynccontextmanager
     async def _use_client(self, failure: str) -> "AsyncIterator[daytona.AsyncDaytona]":
-        """Borrow the client for one call. Convert DaytonaErrors; `failure` says what could not be done."""
-        await _import_sdk()
-        from .client import use_client
+        """Yield this loop's client. Convert DaytonaErrors; `failure` says what could not be done."""
+        # A thread imports the SDK and the modules that use it, because that takes seconds.
+        await asyncio.to_thread(import_module, ".creation", __package__)
+        import daytona
 
-        async with use_client(self, failure) as client:
-            yield client
+        from .client import get_client
+        from .errors import map_error
 
-
-async def _import_sdk() -> None:
-    """Import the SDK and the modules that use it. A thread does it, because the import takes seconds."""
-    await asyncio.to_thread(import_module, ".creation", __package__)
+        try:
+            yield get_client(self)
+        except daytona.DaytonaError as error:
+            raise map_error(error, failure) from error

@@ -36,7 +36,7 @@ class Environment:
     Attributes:
         name: The snapshot's name.
         has_snapshot: Whether sandboxes can start from the snapshot; None before the first look.
-        is_refused: Whether Daytona could not make the snapshot. This process then does not try again.
+        is_refused: Whether the set-up is not kept. This process then does not try again.
         lock: The first sandbox is opened under this lock, so the others wait until its set-up is kept or not.
     """
 
@@ -46,9 +46,13 @@ class Environment:
         self.is_refused = False
         self.lock = asyncio.Lock()
 
+    def is_worth_keeping(self, settings: DaytonaSettings, expected: int) -> bool:
+        """Return whether to keep the set-up of the next sandbox, if about this many sandboxes are `expected`."""
+        return not self.is_refused and (settings.setup_snapshot == "always" or expected >= MIN_SANDBOXES)
+
     async def find_snapshot(self, settings: DaytonaSettings, client: daytona.AsyncDaytona) -> bool:
         """Return whether sandboxes can start from the snapshot. Wait while Daytona changes it."""
-        if self.has_snapshot is None and not self.is_refused:
+        if self.has_snapshot is None:
             try:
                 self.has_snapshot = await _wait_for_snapshot(client, self.name, settings.start_timeout)
             except daytona.DaytonaError as error:
@@ -62,24 +66,21 @@ class Environment:
         if settings.setup_snapshot != "always" and seconds < MIN_SETUP_SECONDS:
             self.is_refused = True
             return
-        reason = ""
+        reason = "the capture failed"
         try:
             await remote.create_snapshot(self.name, CAPTURE_SECONDS)
         except daytona.DaytonaError as error:
             reason = get_message(error)
         # The snapshot itself decides. Daytona reports success for a failed capture (daytonaio/daytona#4990), and a
         # name that is taken means that another machine has kept the same set-up.
-        try:
-            self.has_snapshot = await _wait_for_snapshot(client, self.name, settings.start_timeout)
-        except daytona.DaytonaError as error:
-            reason = reason or get_message(error)
-        if self.has_snapshot:
+        self.has_snapshot = None
+        if await self.find_snapshot(settings, client):
             log.info("Daytona's snapshot %s keeps the set-up, which took %.0f s", self.name, seconds)
-        else:
-            self._give_up(reason or "the capture failed")
+        elif not self.is_refused:
+            self._give_up(reason)
 
     def _give_up(self, reason: str) -> None:
-        self.is_refused, self.has_snapshot = True, None
+        self.is_refused, self.has_snapshot = True, False
         log.warning("every sandbox is set up by itself, because Daytona keeps no snapshot of the set-up: %s", reason)
 
 
@@ -106,10 +107,11 @@ async def list_snapshots(client: daytona.AsyncDaytona, ttl: float) -> list[Snaps
     Raise DaytonaError.
     """
     found: list[SnapshotInfo] = []
-    page, pages = 1, 1
-    while page <= pages:
+    page, pages = 0, 1
+    while page < pages:
+        page += 1
         listed = await retry_call(partial(client.snapshot.list, page, PAGE_SIZE))
-        pages, page = int(listed.total_pages), page + 1
+        pages = int(listed.total_pages)
         for item in listed.items:
             if item.name.startswith(SNAPSHOT_PREFIX):
                 created = item.created_at.timestamp()

@@ -21,7 +21,6 @@ from rlm_batch import (
 )
 from rlm_batch.blocks.daytona import errors, launch
 from rlm_batch.blocks.daytona.client import get_client
-from rlm_batch.blocks.daytona.error_table import TABLE, Meaning
 from rlm_batch.sandbox.errors import RlmBatchError
 
 from ...infra.waiting import wait_until_async
@@ -114,9 +113,9 @@ def test_each_daytona_error_maps_to_the_right_error() -> None:
         assert (type(mapped), errors.is_transient(error)) == (refusal.ends_as, refusal.passes), refusal
         assert refusal.message in str(mapped)
     rows = [errors.find_row(refusal.make_error()) for refusal in REFUSALS]
-    assert [row for row in TABLE if row not in rows] == []
-    assert all(row.source for row in TABLE)
-    assert all(row.advice for row in TABLE if row.meaning is Meaning.KEY)
+    assert [row for row in errors.TABLE if row not in rows] == []
+    assert all(row.source for row in errors.TABLE)
+    assert all(row.advice for row in errors.TABLE if row.meaning is errors.Meaning.KEY)
 
 
 # -- each refusal at each moment of a sandbox's life
@@ -284,9 +283,9 @@ async def test_changed_credentials_in_the_environment_apply_at_once(
     monkeypatch.setenv("DAYTONA_JWT_TOKEN", standin.key)
     monkeypatch.setenv("DAYTONA_ORGANIZATION_ID", "one")
     await provider.check()
-    first = await get_client(provider)
+    first = get_client(provider)
     monkeypatch.setenv("DAYTONA_ORGANIZATION_ID", "another")
-    assert await get_client(provider) is not first
+    assert get_client(provider) is not first
     monkeypatch.setenv("DAYTONA_JWT_TOKEN", "a wrong token")
     with pytest.raises(ConfigurationError, match="refused the API key"):
         await provider.check()
