@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
+from pydantic import ValidationError
+
 from ..sandbox.errors import ConfigurationError, OutcomeUnknown, RlmBatchError, SandboxLost
-from ..sandbox.meta import QuerySummary
+from ..sandbox.meta import NOTHING_ASKED, QuerySummary
 from ..sandbox.queries.answer_type import AnswerType
 from ..sandbox.queries.recursion import QueryContext
 from ..sandbox.queries.recursive_model import Conversation, RecursionSettings
@@ -17,6 +19,7 @@ from ..sandbox.sessions.async_interpreter import AsyncInterpreter
 from ..sandbox.wire.context_shape import MAX_INLINE_CHARACTERS, describe_context
 from ..sandbox.wire.strict_json import NotJsonError
 from .interpreters import ProviderSandboxes
+from .problems import describe_problems
 from .registry import PROVIDERS, make_unsaved_provider, resolve_provider
 
 if TYPE_CHECKING:
@@ -32,7 +35,6 @@ with open(file, "w", encoding="utf-8", errors="surrogatepass", newline="") as co
     copy.write(text)
 SUBMIT(size=len(text), preview=text[:1000])
 """
-COUNTS = ("asked", "failed", "unsolved", "calls", "prompt_tokens", "completion_tokens", "cached")  # of QuerySummary
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +104,7 @@ class RlmSession:
     @property
     def queries(self) -> QuerySummary:
         """Number, tokens and cost of the queries for all questions, without their tree."""
-        summaries = [answer.queries for answer in self.answers]
-        costs = [summary.cost for summary in summaries]
-        cost = None if None in costs else sum(cast("list[float]", costs), 0.0)
-        counts: dict[str, Any] = {name: sum(getattr(summary, name) for summary in summaries) for name in COUNTS}
-        return QuerySummary(**counts, cost=cost)
+        return sum((answer.queries for answer in self.answers), NOTHING_ASKED)
 
     async def start(self) -> Self:
         """Open the sandbox, if it is not open.
@@ -160,14 +158,8 @@ class RlmSession:
             if self._is_shut_down:
                 raise ConfigurationError("the session is shut down: open another one with open_rlm")
             source = _check_context(context, context_volume_path)
-            previous = self._source, self._context
-            if source != (None, None):
-                self._source, self._context = source, None
             try:
-                return await self._ask(query, timeout)
-            except ConfigurationError:
-                self._source, self._context = previous  # The new context cannot be read.
-                raise
+                return await self._ask(query, None if source == (None, None) else source, timeout)
             except (SandboxLost, OutcomeUnknown) as error:
                 raise SandboxLost(
                     f"{error.summary}. The names of the model's code are lost. Ask again: the session opens a new "
@@ -202,10 +194,13 @@ class RlmSession:
         self._interpreter = interpreter
         return interpreter, self._conversation, sandbox
 
-    async def _ask(self, query: str, timeout: float | None) -> SessionAnswer:
+    async def _ask(self, query: str, source: tuple[Any, str | None] | None, timeout: float | None) -> SessionAnswer:
+        """Ask about the context of `source`, or about the last one if it is None."""
         interpreter, conversation, sandbox = await self._open()
-        if self._context is None:
-            self._context = await self._load_context(interpreter)
+        if source is not None or self._context is None:
+            source = source or self._source
+            self._context = await self._load_context(interpreter, source)
+            self._source = source
         queries = sandbox.make_queries(interpreter, len(self.answers))
         session = queries.session
         session.set_deadline(self._timeout if timeout is None else timeout)
@@ -230,9 +225,9 @@ class RlmSession:
             raise error
         return answer
 
-    async def _load_context(self, interpreter: Interpreter) -> QueryContext:
-        """Bring the context to the sandbox. Raises ConfigurationError, VolumeError, SandboxLost and CodeError."""
-        value, volume_path = self._source
+    async def _load_context(self, interpreter: Interpreter, source: tuple[Any, str | None]) -> QueryContext:
+        """Bring a context to the sandbox. Raises ConfigurationError, VolumeError, SandboxLost and CodeError."""
+        value, volume_path = source
         file = f"context-{uuid.uuid4().hex[:12]}"
         if volume_path is not None:
             result = await interpreter.execute(COPY_FROM_VOLUME, {"path": volume_path, "file": file})
@@ -318,20 +313,18 @@ def open_rlm(
         ...     late = await session.ask("Which orders were late?")
         ...     print(await session.ask("How many of them were large?"))
     """
-    for name, value in (("max_turns", max_turns), ("max_errors", max_errors), ("compact_tokens", compact_tokens)):
-        if value is not None and value < 1:
-            raise ConfigurationError(f"{name} is {value!r}: use 1 or more")
-    if on_depth not in ("error", "plain"):
-        raise ConfigurationError(f'on_depth is {on_depth!r}: use "error" or "plain"')
-    settings = RecursionSettings(
-        max_turns=max_turns,
-        max_errors=max_errors,
-        instructions=instructions,
-        system_prompt=system_prompt,
-        answer_type=None if output_type is None else AnswerType.read(output_type),
-        on_depth=on_depth,
-        compact_tokens=compact_tokens,
-    )
+    try:
+        settings = RecursionSettings(
+            max_turns=max_turns,
+            max_errors=max_errors,
+            instructions=instructions,
+            system_prompt=system_prompt,
+            answer_type=None if output_type is None else AnswerType.read(output_type),
+            on_depth=on_depth,
+            compact_tokens=compact_tokens,
+        )
+    except ValidationError as error:
+        raise ConfigurationError(describe_problems(error)) from None
     source = _check_context(context, context_volume_path)
     models = {"language_model": language_model, "sub_model": sub_model}
     return RlmSession(provider, settings, source, timeout, {**models, **keywords})

@@ -6,10 +6,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from ..sandbox.errors import RlmBatchError
-from ..sandbox.meta import QuerySummary
+from ..sandbox.meta import NOTHING_ASKED, QuerySummary
 from ..sandbox.outcomes.text_escape import LINE_CHARACTERS, escape_text
 from ..sandbox.queries.answer_type import AnswerType
-from ..sandbox.queries.budget import Usage
 from ..sandbox.result import Outcome, Result
 from ..sandbox.wire.nonfinite import restore_numbers
 from .reporting.columns import Tables
@@ -119,15 +118,8 @@ class RlmAnswers(Report[RlmAnswer]):
         cls, results: Sequence[Outcome], results_path: str, answer_type: AnswerType | None = None
     ) -> Self:
         """Return the report on the outcomes of all questions."""
-        asked = failed = unsolved = cached = 0
-        usage = Usage()
-        for outcome in results:
-            queries = outcome.meta.queries
-            asked, failed, cached = asked + queries.asked, failed + queries.failed, cached + queries.cached
-            unsolved += queries.unsolved
-            usage += Usage(queries.calls, queries.prompt_tokens, queries.completion_tokens, queries.cost)
-        summary = QuerySummary(asked=asked, failed=failed, unsolved=unsolved, cached=cached, **asdict(usage))
-        return cls(results, summary, results_path, answer_type)
+        queries = sum((outcome.meta.queries for outcome in results), NOTHING_ASKED)
+        return cls(results, queries, results_path, answer_type)
 
     @property
     def outcomes(self) -> Sequence[Outcome]:

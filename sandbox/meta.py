@@ -30,6 +30,13 @@ class QuerySummary:
     cached: int = 0
     tree: tuple[dict[str, Any], ...] = ()
 
+    def __add__(self, other: "QuerySummary") -> "QuerySummary":
+        """Return the sums, without the trees."""
+        names = ("asked", "failed", "unsolved", "calls", "prompt_tokens", "completion_tokens", "cached")
+        counts: dict[str, Any] = {name: getattr(self, name) + getattr(other, name) for name in names}
+        cost = None if self.cost is None or other.cost is None else self.cost + other.cost
+        return QuerySummary(**counts, cost=cost)
+
 
 NOTHING_ASKED = QuerySummary()
 

@@ -11,12 +11,16 @@ import inspect
 import math
 import re
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import ConfigDict, PositiveInt
+from pydantic.dataclasses import dataclass
 
 from ..cancellation import run_shielded
 from ..errors import DepthExceeded, QueryError
 from ..model_reply import Reply, read_reply
+from .answer_type import AnswerType
 from .budget import Usage
 from .events import RlmEvent
 from .model_python import LOST_NAMES, NO_CONTEXT, OUTPUT_CHARACTERS, OUTPUT_FIELDS, ModelPython, shorten
@@ -26,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
     from ..interpreter import Interpreter
-    from .answer_type import AnswerType
     from .recursion import Queries, QueryContext
     from .session import Answer, Message, Query, QuerySession
 
@@ -102,7 +105,7 @@ LAST_CALL = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=ConfigDict(arbitrary_types_allowed=True))
 class RecursionSettings:
     """The settings of recursive models.
 
@@ -117,13 +120,13 @@ class RecursionSettings:
         compact_tokens: Tokens of a prompt from which the earlier turns are summarized; None for never.
     """
 
-    max_turns: int = 20
-    max_errors: int | None = None
+    max_turns: PositiveInt = 20
+    max_errors: PositiveInt | None = None
     instructions: str = ""
     system_prompt: str = ""
     answer_type: AnswerType | None = None
     on_depth: Literal["error", "plain"] = "error"
-    compact_tokens: int | None = None
+    compact_tokens: PositiveInt | None = None
 
 
 DEFAULT_RECURSION = RecursionSettings()
