@@ -135,13 +135,13 @@ class Run:
             if options.cache_queries or self.plan.recursion is not None:
                 # Without `cache_queries`, an execution gets only the answers of its own earlier attempts.
                 root = get_results_root() if options.cache_queries else None
-                self.answers = AnswerLedger(ledger.path, root, self.log.warning, part_prefix)
+                self.answers = AnswerLedger(ledger.path, root, part_prefix)
                 access.cache = AnswerCache(self.answers) if options.cache_queries else None
             if options.record == "full":
                 mask = CredentialMask()
                 for settings in (access.model, *access.models.values(), self.provider):
                     mask.add_settings(settings)
-                self.transcripts = TranscriptLedger(ledger.path, mask.build_filter(), self.log.warning, part_prefix)
+                self.transcripts = TranscriptLedger(ledger.path, mask.build_filter(), part_prefix)
         register_own_run(self.run_id)
 
     async def compute_fingerprint(self) -> dict[str, Any]:

@@ -4,8 +4,8 @@
 `requests-<writer>-<n>.jsonl` has a line for each request of a run with `record="full"`, written when the request ends.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,6 @@ from .ledger_line import (
 from .result_index import PartIndex
 
 ANSWERS, REQUESTS = "answers", "requests"  # The files' names begin with these.
-MAX_TEXT_CHARACTERS = 4_000_000  # of one text; more than the prompts of models with a million tokens
-MAX_EXECUTION_BYTES = 256 * 1024 * 1024  # of one execution's requests; the rest is left out
 Json = dict[str, Any]
 
 
@@ -58,34 +56,23 @@ REQUEST_FORMS: Forms = {"request": TypeAdapter(RequestLine), "output": TypeAdapt
 
 
 class ModelLedger:
-    """A writer of lines of one kind beside the outcomes. If it fails, `warn` is called once, and the run goes on.
+    """A writer of lines of one kind beside the outcomes. It ignores errors: the write of an outcome reports them.
 
     The names of the files begin with `kind` and `part_prefix`.
     """
 
-    def __init__(self, path: PathOrLocation, kind: str, warn: Callable[[str], None], part_prefix: str = "") -> None:
+    def __init__(self, path: PathOrLocation, kind: str, part_prefix: str = "") -> None:
         self._ledger = Ledger(path, part_prefix, kind)
-        self._kind, self._warn = kind, warn
-        self._has_warned = False
 
     def close(self) -> None:
         """Close the file, or send the remaining lines to the location."""
-        try:
+        with suppress(OSError):
             self._ledger.close()
-        except OSError as error:
-            self._warn_once(f"{self._kind} of the language model were not saved: {error}")
 
     def _write(self, line: bytes) -> LinePosition | None:
-        try:
+        with suppress(OSError):
             return self._ledger.write_line(line)
-        except OSError as error:
-            self._warn_once(f"{self._kind} of the language model were not saved: {error}")
-            return None
-
-    def _warn_once(self, text: str) -> None:
-        if not self._has_warned:
-            self._has_warned = True
-            self._warn(text)
+        return None
 
 
 class AnswerLedger(ModelLedger):
@@ -94,10 +81,8 @@ class AnswerLedger(ModelLedger):
     If the index fails, the model is asked again.
     """
 
-    def __init__(
-        self, path: PathOrLocation, root: Path | None, warn: Callable[[str], None], part_prefix: str = ""
-    ) -> None:
-        super().__init__(path, ANSWERS, warn, part_prefix)
+    def __init__(self, path: PathOrLocation, root: Path | None, part_prefix: str = "") -> None:
+        super().__init__(path, ANSWERS, part_prefix)
         self._index = None if root is None else PartIndex(root, "answers.sqlite", f"{ANSWERS}-*.jsonl", _read_keys)
         # This ledger's answers: the position of the line, or the text if the line has no position on this machine.
         self._answers: dict[str, LinePosition | str] = {}
@@ -116,12 +101,9 @@ class AnswerLedger(ModelLedger):
             return known
         text = None if known is None else _read_answer(known, key)
         if text is None and self._index is not None:
-            try:
+            with suppress(OSError):
                 position = self._index.find_position(key)
-            except OSError as error:
-                self._warn_once(f"answers of the language model are not found, and it is asked again: {error}")
-                return None
-            text = None if position is None else _read_answer(position, key)
+                text = None if position is None else _read_answer(position, key)
         return text
 
     def add_answer(self, key: str, model: str, text: str) -> None:
@@ -145,34 +127,20 @@ def _read_answer(position: LinePosition, key: str) -> str | None:
 class TranscriptLedger(ModelLedger):
     """The writer of a flow run's requests to language models. `hide` returns a text without credentials."""
 
-    def __init__(
-        self, path: PathOrLocation, hide: Callable[[str], str], warn: Callable[[str], None], part_prefix: str = ""
-    ) -> None:
-        super().__init__(path, REQUESTS, warn, part_prefix)
+    def __init__(self, path: PathOrLocation, hide: Callable[[str], str], part_prefix: str = "") -> None:
+        super().__init__(path, REQUESTS, part_prefix)
         self._hide = hide
-        self._sizes: Counter[int] = Counter()  # bytes by the number of the execution
 
     def write(self, execution: Execution, line: Json) -> None:
-        """Write a line of `Transcript` without credentials and without the middle of very long texts."""
+        """Write a line of `Transcript` without credentials."""
         fields = self._clean(line)
         if "logprobs" in fields and HIDDEN in fields["answer"] + fields.get("reasoning_content", ""):
             del fields["logprobs"]  # The tokens of a credential would be in them one by one.
-        data = encode_fields(execution.key, {"index": execution.index, "attempt": execution.attempt, **fields})
-        if self._sizes[execution.index] + len(data) > MAX_EXECUTION_BYTES:
-            self._warn_once(
-                f"the requests of execution {execution.index} exceed {MAX_EXECUTION_BYTES >> 20} MiB, so the ledger "
-                "does not have all of them"
-            )
-            return
-        self._sizes[execution.index] += len(data)
-        self._write(data)
+        self._write(encode_fields(execution.key, {"index": execution.index, "attempt": execution.attempt, **fields}))
 
     def _clean(self, value: Any) -> Any:
         if isinstance(value, str):
-            text, half = self._hide(value), MAX_TEXT_CHARACTERS // 2
-            if len(text) <= MAX_TEXT_CHARACTERS:
-                return text
-            return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters left out ...]\n{text[-half:]}"
+            return self._hide(value)
         if isinstance(value, dict):
             return {name: self._clean(item) for name, item in value.items()}  # type: ignore[reportUnknownVariableType]
         if isinstance(value, list):
