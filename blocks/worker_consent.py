@@ -43,40 +43,43 @@ def is_deployment_run() -> bool:
     return run is not None and run.flow_run is not None and run.flow_run.deployment_id is not None
 
 
+def _require(is_allowed: bool, refusal: str) -> None:
+    """Raise ConfigurationError with the refusal if this is a deployment run that is not allowed to do something."""
+    if not is_allowed and is_deployment_run():
+        raise ConfigurationError(refusal)
+
+
 def check_no_isolation() -> None:
     """Raise ConfigurationError if code may not run here without isolation."""
-    if is_deployment_run() and os.environ.get(ALLOW_NO_ISOLATION) != "1":
-        raise ConfigurationError(
-            "this worker does not run code without isolation (local:none): use another provider, or set "
-            f"{ALLOW_NO_ISOLATION}=1 in the worker's environment, which lets runs do whatever the "
-            "worker's user can"
-        )
+    _require(
+        os.environ.get(ALLOW_NO_ISOLATION) == "1",
+        "this worker does not run code without isolation (local:none): use another provider, or set "
+        f"{ALLOW_NO_ISOLATION}=1 in the worker's environment, which lets runs do whatever the worker's user can",
+    )
 
 
 def check_network(purpose: str) -> None:
     """Raise ConfigurationError if containers may not use this host's network. `purpose` is for the message."""
-    if is_deployment_run() and os.environ.get(ALLOW_NETWORK) != "1":
-        raise ConfigurationError(
-            f"this worker gives containers no network ({purpose}): do without, or set {ALLOW_NETWORK}=1 "
-            "in the worker's environment, which lets runs reach the worker's network"
-        )
+    _require(
+        os.environ.get(ALLOW_NETWORK) == "1",
+        f"this worker gives containers no network ({purpose}): do without, or set {ALLOW_NETWORK}=1 in the worker's "
+        "environment, which lets runs reach the worker's network",
+    )
 
 
 def check_tool(path: str) -> None:
     """Raise ConfigurationError if code may not call the host's function with that import path."""
-    if is_deployment_run() and path not in [name.strip() for name in os.environ.get(ALLOWED_TOOLS, "").split(",")]:
-        raise ConfigurationError(
-            f"this worker does not let deployments call {path}: add it to {ALLOWED_TOOLS} in the worker's "
-            "environment (separated by commas)"
-        )
+    _require(
+        path in [name.strip() for name in os.environ.get(ALLOWED_TOOLS, "").split(",")],
+        f"this worker does not let deployments call {path}: add it to {ALLOWED_TOOLS} in the worker's environment "
+        "(separated by commas)",
+    )
 
 
 def check_runtime(name: str) -> None:
     """Raise ConfigurationError if containers on this host may not use that OCI runtime."""
-    if is_deployment_run() and name not in OCI_RUNTIMES:
-        raise ConfigurationError(
-            f"deployments may not choose the runtime {name!r}: use one of {', '.join(sorted(OCI_RUNTIMES))}"
-        )
+    allowed = ", ".join(sorted(OCI_RUNTIMES))
+    _require(name in OCI_RUNTIMES, f"deployments may not choose the runtime {name!r}: use one of {allowed}")
 
 
 def check_path(path: Path, below: Path | None = None) -> Path:
@@ -87,11 +90,12 @@ def check_path(path: Path, below: Path | None = None) -> Path:
     real = resolve_links(path) if is_deployment_run() else path
     roots = [os.path.expanduser(root) for root in os.environ.get(ALLOWED_PATHS, "").split(os.pathsep)]
     roots = [os.path.realpath(root) for root in (*roots, *([] if below is None else [below])) if os.path.isabs(root)]
-    if real is None or (is_deployment_run() and not any(real.is_relative_to(root) for root in roots)):
-        raise ConfigurationError(
-            f"this worker does not let deployments use {path}: set {ALLOWED_PATHS} in the worker's "
-            f"environment to a directory above it, after links are followed (separated by {os.pathsep!r})"
-        )
+    _require(
+        real is not None and any(real.is_relative_to(root) for root in roots),
+        f"this worker does not let deployments use {path}: set {ALLOWED_PATHS} in the worker's environment to a "
+        f"directory above it, after links are followed (separated by {os.pathsep!r})",
+    )
+    assert real is not None
     if (link := find_link_on_volume(path)) is not None:
         raise ConfigurationError(
             f"{link} is a link on a volume, which sandboxed code could have created: name the file that you mean"
@@ -131,10 +135,11 @@ def check_writable_directory(path: Path) -> None:
     home = Path(os.path.expanduser("~"))
     own = {sys.prefix, *sys.path, str(PREFECT_HOME.value()), resolve_data_dir("results", "RLM_BATCH_RESULTS")}
     closed = [Path(os.path.realpath(place)) for place in own if os.path.isabs(place)]
-    if any(path.is_relative_to(place) or place.is_relative_to(path) for place in closed) or home.is_relative_to(path):
-        raise ConfigurationError(
-            f"deployments may not have a volume in {path}, which has the worker's own files: use another directory"
-        )
+    is_own = any(path.is_relative_to(place) or place.is_relative_to(path) for place in closed)
+    _require(
+        not is_own and not home.is_relative_to(path),
+        f"deployments may not have a volume in {path}, which has the worker's own files: use another directory",
+    )
 
 
 def resolve_links(path: Path) -> Path | None:
@@ -151,14 +156,12 @@ def check_location(text: str, url: str, settings: dict[str, Any]) -> None:
     A deployment run may use only a single store. In a chain of locations (`s3://bucket/x::file:///etc/passwd`) or with
     the block setting `protocol`, fsspec can read the host's own files.
     """
-    if not is_deployment_run():
-        return
     scheme = url.partition("://")[0].lower()
-    if scheme not in STORE_SCHEMES or "::" in url or "protocol" in settings:
-        raise ConfigurationError(
-            f"deployments may not use {text}: use a store, such as s3://bucket/dir, or a path below "
-            f"{ALLOWED_PATHS} of the worker's environment"
-        )
+    _require(
+        scheme in STORE_SCHEMES and "::" not in url and "protocol" not in settings,
+        f"deployments may not use {text}: use a store, such as s3://bucket/dir, or a path below {ALLOWED_PATHS} of the "
+        "worker's environment",
+    )
 
 
 def check_repository(url: str) -> None:
@@ -168,9 +171,9 @@ def check_repository(url: str) -> None:
     if url.startswith("file://"):  # Git ignores the host and decodes the rest.
         url = unquote("/" + url.removeprefix("file://").partition("/")[2])
     path = os.path.expanduser(url)
-    if not os.path.isabs(path):  # a relative path, or the name of a git helper, as in ext::
-        raise ConfigurationError(
-            f"deployments may not clone {url}: use an address such as https://host/repository, or an "
-            f"absolute path below {ALLOWED_PATHS} of the worker's environment"
-        )
+    _require(
+        os.path.isabs(path),  # Other texts are relative paths, or names of git helpers, as in ext::
+        f"deployments may not clone {url}: use an address such as https://host/repository, or an absolute path below "
+        f"{ALLOWED_PATHS} of the worker's environment",
+    )
     check_path(Path(path))

@@ -89,7 +89,11 @@ async def create_container(
         confinement={
             "limits": limits,
             **({} if gid is None else {"umask": UMASK}),
-            **({"mounts": [mount.describe_driver_check() for mount in files.mounts]} if ready.is_host_kernel else {}),
+            **(
+                {"mounts": [[mount.target, mount.device, mount.inode, 0] for mount in files.mounts]}
+                if ready.is_host_kernel
+                else {}
+            ),
             **({"seccomp": policy.build_seccomp_filter(ready.machine)} if ready.machine in MACHINES else {}),
         },
     )

@@ -9,7 +9,6 @@ import stat
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -115,19 +114,14 @@ def _mark_used(folder: Path) -> bool:
     return folder.exists()  # `rlm-batch prune` may have deleted the folder before the lock.
 
 
-@dataclass(frozen=True, slots=True)
-class CachedFolder:
-    """A folder of the cache: its path, and when a run began to use it the last time, in epoch seconds."""
+def list_cached_folders() -> Iterator[tuple[Path, float]]:
+    """Yield the complete folders of the cache, also those in use, and when a run last began to use each one.
 
-    path: Path
-    used_at: float
-
-
-def list_cached_folders() -> Iterator[CachedFolder]:
-    """Yield the folders of the cache that are complete, also those in use. Links are left out."""
+    The times are in epoch seconds. Links are left out.
+    """
     for room, depth in CACHE_ROOMS.items():
         for path in sorted((resolve_cache_root() / room).glob("/".join(["*"] * depth))):
             with suppress(OSError):
                 state = path.lstat()
                 if stat.S_ISDIR(state.st_mode) and FOLDER_NAME.fullmatch(path.name):
-                    yield CachedFolder(path, state.st_mtime)
+                    yield path, state.st_mtime

@@ -24,6 +24,7 @@ RESERVED = (
     "/tmp/rlm-batch-files.zip", "/tmp/rlm-batch-python", "/tmp/rlm-batch-python-path",
 )  # fmt: skip
 KERNEL_DIRECTORIES = ("/dev", "/proc", "/sys")
+OPEN_TO_HOST = "is a pipe, a socket, a device or the kernel's, which lead code to this machine: leave it out"
 
 
 @dataclass(frozen=True)
@@ -69,13 +70,6 @@ class HostMount:
                 "contents meanwhile"
             )
 
-    def describe_driver_check(self, access: int = 0) -> list[Any]:
-        """Return the values that the driver compares before code runs, because a link may have changed.
-
-        `access` is the set of Landlock rights.
-        """
-        return [self.target, self.device, self.inode, access]
-
 
 def locate_mounts(mounts: Mapping[str, Any]) -> dict[str, Path]:
     """Return the host's files and directories with links resolved, by their paths in a sandbox.
@@ -84,16 +78,12 @@ def locate_mounts(mounts: Mapping[str, Any]) -> dict[str, Path]:
         ConfigurationError: A path in the sandbox is reserved or overlaps another one, or a source is missing or not
             allowed.
     """
-    if not isinstance(mounts, Mapping):
-        raise ConfigurationError(f"mounts is {mounts!r}: pass a dict, such as {{'/data/set': 'data'}}")
     located: dict[str, Path] = {}
     for text, source in mounts.items():
         target = _check_target(text)
         for other in located:
             if overlaps(target, other):
                 raise ConfigurationError(f"mounts: {text} and {other} overlap: use separate paths")
-        if not isinstance(source, (str, os.PathLike)):
-            raise ConfigurationError(f"mounts: {text} is {source!r}: give a file or a directory of this machine")
         located[target] = _check_source(os.fspath(source))
     return located
 
@@ -144,10 +134,7 @@ def _read_mount(target: str, source: Path, text: str, fd: int, budget: ReadBudge
                 )
             what = os.readlink(os.path.basename(path), dir_fd=at)
         elif not stat.S_ISREG(item.st_mode):
-            raise ConfigurationError(
-                f"mounts: {source / path} is a pipe, a socket or a device, through which code could reach "
-                "this machine: use a directory without it"
-            )
+            raise ConfigurationError(f"mounts: {source / path} {OPEN_TO_HOST}")
         listing.update(os.fsencode(f"{path}\0{what}\0"))
     digest, files = listing.hexdigest(), None
     if budget is not None:
@@ -188,10 +175,9 @@ def _check_target(text: object) -> str:
 def _check_source(text: str) -> Path:
     """Return the host's file or directory with links resolved. Raises ConfigurationError if it cannot be mounted."""
     source = locate_source(text, "mounts")
-    if any(source.is_relative_to(kernel) for kernel in KERNEL_DIRECTORIES):
-        raise ConfigurationError(f"mounts: {source} belongs to the kernel: name a file or a directory of files")
-    if not (source.is_dir() or source.is_file()):
-        raise ConfigurationError(f"mounts: {source} is a pipe, a socket or a device: name a file or a directory")
+    is_of_kernel = any(source.is_relative_to(kernel) for kernel in KERNEL_DIRECTORIES)
+    if is_of_kernel or not (source.is_dir() or source.is_file()):
+        raise ConfigurationError(f"mounts: {source} {OPEN_TO_HOST}")
     if Path(os.path.realpath(tempfile.gettempdir())).is_relative_to(source):
         raise ConfigurationError(
             f"mounts: {source} contains this machine's temporary files, with other sandboxes' folders: "

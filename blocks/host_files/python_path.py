@@ -53,11 +53,7 @@ def locate_directories(paths: Sequence[str]) -> list[Path]:
     """Return the directories with links resolved. Raises ConfigurationError for a missing or forbidden directory."""
     if isinstance(paths, str):
         raise ConfigurationError(f"python_path is a text: pass a list, [{paths!r}]")
-    found = [locate_source(os.fspath(path), "python_path") for path in paths]
-    for path in found:
-        if not path.is_dir():
-            raise ConfigurationError(f"python_path: {path} is a file: name its directory")
-    return found
+    return [locate_source(os.fspath(path), "python_path") for path in paths]
 
 
 def read_python_path(paths: Sequence[str]) -> PythonPath:

@@ -24,12 +24,10 @@ def locate_source(text: str, parameter: str) -> Path:
     Raises:
         ConfigurationError: The source is missing or `/`, or a deployment run may not use it.
     """
-    if not text.strip() or "\0" in text:
-        raise ConfigurationError(f"{parameter}: {text!r} is no path: name a directory of this machine")
     path = check_path(Path(os.path.expanduser(text)).absolute())  # `expanduser` keeps an unknown user's `~`.
     real = path if is_deployment_run() else resolve_links(path)  # `check_path` resolved a deployment run's links.
-    if real is None or not real.exists():
-        raise ConfigurationError(f"{parameter}: there is no {text} on this machine")
+    if not text.strip() or real is None or not real.exists():
+        raise ConfigurationError(f"{parameter}: there is no {text!r} on this machine")
     if real == Path("/"):
         raise ConfigurationError(f"{parameter}: {text} is the whole machine: name a directory in it")
     return real
@@ -88,16 +86,8 @@ class ReadBudget:
                 path, status = os.path.normpath(f"{folder}/{name}"), os.stat(name, dir_fd=at, follow_symlinks=False)
                 if not stat.S_ISREG(status.st_mode) or is_left_out(name):
                     continue
-                try:
-                    path.encode()
-                except UnicodeEncodeError:
-                    raise ConfigurationError(
-                        f"{self._parameter}: a file in {source} has a name that is not UTF-8: rename it"
-                    ) from None
                 self.spend(source, status.st_size)
                 with open(os.open(name, OPEN_FLAGS, dir_fd=at), "rb") as file:
-                    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # Code replaced the file meanwhile.
-                        raise OSError("it is no regular file any more")
                     files[path] = file.read(MAX_BYTES + 1)
         return files
 

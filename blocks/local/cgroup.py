@@ -28,17 +28,16 @@ class Parent:
 @cache
 def find_parent(top: Path = Path("/sys/fs/cgroup")) -> Parent:
     """Return the nearest group below which this process can limit groups: its own, or one above; else `top`."""
-    lines = Path("/proc/self/cgroup").read_text().splitlines() if os.path.exists("/proc/self/cgroup") else []
+    lines = Path("/proc/self/cgroup").read_text().splitlines()
     own = next((top / line.removeprefix("0::/") for line in lines if line.startswith("0::/")), None)
     # `SandboxGroup.add` needs this file.
     if own is not None and os.path.exists("/proc/thread-self/children"):
         for path in (own, *own.parents):
-            if not (os.access(path, os.W_OK) and os.access(path / "cgroup.procs", os.W_OK)):
+            is_writable = os.access(path, os.W_OK) and os.access(path / "cgroup.procs", os.W_OK)
+            if not is_writable or not path.is_relative_to(top):
                 break
             if controllers := _enable_controllers(path):
                 return Parent(path, controllers)
-            if path == top:
-                break
     return Parent(top, ())
 
 
@@ -122,9 +121,6 @@ def remove_group(path: str) -> None:
         time.sleep(ROUND_SECONDS)
 
 
-OPTIONS = {"memory": "total_memory_mib", "pids": "total_processes", "cpu": "cpus"}  # the option for each controller
-
-
 @dataclass(frozen=True)
 class TotalsPlan:
     """The limits on a whole sandbox: `grouped` by controller for its control group, `watched` by option."""
@@ -152,16 +148,15 @@ def plan_totals(settings: LocalSettings, level: str) -> TotalsPlan:
             grouped[controller] = limit * MIB if controller == "memory" else limit
         elif controller == "cpu":
             raise ConfigurationError(
-                f"`cpus` is {limit:g}, and needs control groups of version 2 with the cpu "
-                "controller, which this process cannot create: run it with systemd-run --user -p "
-                f"Delegate=yes, or leave `cpus` out"
+                f"`cpus` is {limit:g}, and needs control groups of version 2 with the cpu controller, which this "
+                "process cannot create: run it with systemd-run --user -p Delegate=yes, or leave `cpus` out"
             )
         else:
-            watched[OPTIONS[controller]] = int(limit)
+            watched["total_memory_mib" if controller == "memory" else "total_processes"] = int(limit)
     if settings.disk_mib is not None and level != "bubblewrap":
         raise ConfigurationError(
-            f"`disk_mib` is {settings.disk_mib}, and needs isolation bubblewrap or the provider "
-            f"container: use one of them, or leave `disk_mib` out"
+            f"`disk_mib` is {settings.disk_mib}, and needs isolation bubblewrap or the provider container: use one of "
+            "them, or leave `disk_mib` out"
         )
     if level == "landlock" and not has_own_count(level) and settings.total_processes is None:
         # RLIMIT_NPROC also counts the user's other processes, so the code could start more when those end.

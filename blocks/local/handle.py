@@ -101,11 +101,11 @@ class LocalSandboxHandle(Sandbox):
     async def _copy_repository(self, clone: Path) -> None:
         """Copy the clone into the code's working directory. Raises SandboxStartError."""
         work = self._own_folders[self.settings.cwd]
-        commands = [["cp", "-r", "--preserve=mode,timestamps,links", "--reflink=auto", "--", f"{clone}/.", str(work)]]
-        if os.geteuid() == 0:
-            owner = work.stat()
-            commands.append(["chown", "-R", "-h", f"{owner.st_uid}:{owner.st_gid}", "--", f"{work}/."])
-        for command in commands:
+        owner = work.stat()
+        for command in (
+            ["cp", "-r", "--preserve=mode,timestamps,links", "--reflink=auto", "--", f"{clone}/.", str(work)],
+            ["chown", "-R", "-h", f"{owner.st_uid}:{owner.st_gid}", "--", f"{work}/."],
+        ):
             done = await run_command(*command)
             if done.returncode:
                 raise SandboxStartError(f"the repository could not be copied into the sandbox: {done.stderr.strip()}")
@@ -137,7 +137,6 @@ class LocalSandboxHandle(Sandbox):
         return exceeded or ("total_memory_mib" if self.group.has_new_memory_kill() else "")
 
     def read_stderr_tail(self) -> str:
-        """Return the end of the standard error of the driver or of bubblewrap."""
         return "" if self._process is None else self._process.read_stderr_tail()
 
     async def upload(self, path: str, data: bytes) -> None:
@@ -155,10 +154,11 @@ class LocalSandboxHandle(Sandbox):
 
     def _locate(self, path: str) -> tuple[LocalVolume | Path, str]:
         """Return the volume or host directory of a path in the sandbox, and the path below it. Raises VolumeError."""
-        volume = self.settings.volume
-        volumes = {} if self.volume is None or volume is None else {volume: self.volume}
+        folders: dict[str, LocalVolume | Path] = {**self._own_folders}
+        if self.volume is not None and self.settings.volume is not None:
+            folders = {self.settings.volume: self.volume, **folders}  # The volume may be below an own folder.
         absolute = PurePosixPath(self.settings.cwd, path)
-        for inside, outside in {**volumes, **self._own_folders}.items():
+        for inside, outside in folders.items():
             if absolute.is_relative_to(inside):
                 return outside, str(absolute.relative_to(inside))
         raise VolumeError(f"{path!r} is outside the directories that code may write")
@@ -201,17 +201,15 @@ class LocalSandboxHandle(Sandbox):
         if not keeps_folder and not self.launch.is_bubblewrap:
             with suppress(OSError):  # This takes about as long as the end of the processes.
                 remove_python_directory(str(self.folder / "python"))
-        if process is not None:
-            for number in (signal.SIGTERM, signal.SIGKILL):
-                if await process.wait(END_GRACE_SECONDS):
-                    break
-                process.send_signal(number)
-            else:
-                await process.wait(END_GRACE_SECONDS)
-            if not process.has_ended_all and (left := await kill_processes(self.folder)):
-                log.warning("these processes of sandbox %s could not be ended, and reap will retry: %s", self.id, left)
-                self._unlock()  # `reap` finds an unlocked folder.
-                return False
+        if process is None:
+            return True
+        if not await process.wait(END_GRACE_SECONDS):
+            process.send_signal(signal.SIGTERM)
+            await process.wait(END_GRACE_SECONDS)
+        if not process.has_ended_all and (left := await kill_processes(self.folder)):
+            log.warning("these processes of sandbox %s could not be ended, and reap will retry: %s", self.id, left)
+            self._unlock()  # `reap` finds an unlocked folder.
+            return False
         return True
 
     def _unlock(self) -> None:

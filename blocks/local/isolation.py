@@ -93,8 +93,8 @@ def build_confinement(
     rules: dict[str, Any] = {"limits": limits, "uid": uid, "counts_user": not has_own_count}
     if mounts:
         read, on_files = confinement_policy.READ, confinement_policy.ON_FILES
-        rules["mounts"] = [
-            item.describe_driver_check(read if item.is_directory else read & on_files) for item in mounts
+        rules["mounts"] = [  # The driver compares them before code runs, because a link may have changed.
+            [item.target, item.device, item.inode, read if item.is_directory else read & on_files] for item in mounts
         ]
     if find_landlock_abi():
         rules["landlock"] = policy.build_landlock_rules()

@@ -15,7 +15,7 @@ from .deletion import remove_folder
 from .handle import LocalSandboxHandle
 from .inventory import pick_folder
 from .isolation import INSTALL_HINT, NONE_HINT, IsolationLevel
-from .launch.driver_process import SHORTAGE_HINT, is_shortage
+from .launch.driver_process import is_shortage
 from .settings import LocalSettings
 
 PROBE = """
@@ -95,9 +95,7 @@ async def try_level(level: IsolationLevel) -> str:
         secret.chmod(0o644)
     except OSError as error:
         remove_folder(folder)
-        raise ConfigurationError(
-            f"no sandbox can be created in {folder.parent}: {error.strerror}. Set TMPDIR to another directory"
-        ) from error
+        raise ConfigurationError(f"no sandbox can be created: {error}. Set TMPDIR to another directory") from error
 
     async def open_sandbox() -> LocalSandboxHandle:
         return create_sandbox(LocalSettings(isolation=level), level, {"managed-by": "rlm-batch"})
@@ -108,8 +106,7 @@ async def try_level(level: IsolationLevel) -> str:
         return "code in it could read a file outside" if result["seen"] else ""
     except RlmBatchError as error:
         if is_shortage(error):
-            hint = "" if "ulimit" in error.summary else f". {SHORTAGE_HINT}"
-            raise SandboxStartError(f"isolation {level!r} could not be tested: {error.summary}{hint}") from error
+            raise SandboxStartError(f"isolation {level!r} could not be tested: {error.summary}") from error
         summary, is_cut, _ = error.summary.partition("Traceback (most recent call last):")
         failure = summary + str(error).strip().splitlines()[-1] if is_cut else summary
         return f"its first sandbox failed: {failure}" + (f". {NAMESPACE_HINT}" if level == "bubblewrap" else "")

@@ -95,9 +95,7 @@ async def install_packages(requirements: list[str]) -> Path:
                 cwd=folder,  # This folder is empty. In another one a file could have a package's name.
             )
         except TimeoutError:
-            raise ConfigurationError(
-                f"the packages were not installed within {INSTALL_TIMEOUT_SECONDS:.0f} s"
-            ) from None
+            raise ConfigurationError(f"the packages were not installed in {INSTALL_TIMEOUT_SECONDS:.0f} s") from None
         if done.returncode:
             last_lines = "\n".join(done.stdout.strip().splitlines()[-10:])
             raise ConfigurationError(

@@ -65,12 +65,12 @@ def list_old_folders(root: Path, cache: Path, before: float) -> Iterator[OldFold
         folder = _inspect_ledger(root, path, before, record)
         if folder is not None:
             yield folder
-    for cached in list_cached_folders():
-        if cached.used_at < before:
-            with claim_idle_ledger(cached.path) as is_idle:
+    for path, used_at in list_cached_folders():
+        if used_at < before:
+            with claim_idle_ledger(path) as is_idle:
                 pass  # The lock must not last while the caller looks at the folder.
-            folder = OldFolder(cache, cached.path, cached.used_at, _measure(cached.path)[0])
-            yield folder if is_idle else KeptFolder(cached.path, "a run uses it")
+            folder = OldFolder(cache, path, used_at, _measure(path)[0])
+            yield folder if is_idle else KeptFolder(path, "a run uses it")
 
 
 def delete_folder(folder: OldFolder) -> int | KeptFolder:

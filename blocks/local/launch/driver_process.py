@@ -19,6 +19,7 @@ SHORTAGE_HINT = "Raise the limits of this process (ulimit -n, -u, -v), or use fe
 PIPE_BYTES = 256 * 1024  # size of the wire's pipe; if a user's pipes exceed 64 MiB, new ones are small
 # The variables that Python reads when it starts. The code's processes get them too.
 START_ENVIRONMENT = {"LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
+_resolve = cache(os.path.realpath)
 BOOT_COMMENT = "# rlm-batch: "  # first words of a program, to show its purpose in a list of processes
 
 
@@ -96,16 +97,8 @@ class SpawnedProcess(DriverProcess):
         return self._process.poll()
 
     async def wait(self, seconds: float) -> bool:
-        try:
-            handle = os.pidfd_open(self._process.pid)
-        except OSError:
-            with suppress(subprocess.TimeoutExpired):
-                await asyncio.to_thread(self._process.wait, seconds)
-            return self.exit_code is not None
-        try:
-            await wait_readable(handle, seconds)
-        finally:
-            os.close(handle)
+        with suppress(subprocess.TimeoutExpired):
+            await asyncio.to_thread(self._process.wait, seconds)
         return self.exit_code is not None
 
     def send_signal(self, number: int) -> None:
@@ -153,11 +146,6 @@ def build_python_command(program: str) -> list[str]:
     `-I` is missing, because Python would pass it on to the processes of the code.
     """
     return [find_python(), "-S", "-c", program]
-
-
-@cache
-def _resolve(path: str) -> str:
-    return os.path.realpath(path)
 
 
 def build_boot_program(what: str, size: int, call: str, descriptor: int = 0) -> str:

@@ -17,6 +17,7 @@ from typing import IO, Any
 from ....sandbox.driver_bundle import ZYGOTE_MODULES, build_driver_code
 from ....sandbox.errors import SandboxStartError
 from .driver_process import (
+    SHORTAGE_HINT,
     DriverProcess,
     build_boot_program,
     build_python_command,
@@ -108,7 +109,7 @@ class Zygote:
         """
         data = json.dumps(request).encode()
         if len(data) > MAX_REQUEST_BYTES:
-            raise ZygoteError(f"what it is asked has {len(data):,} bytes, and it takes {MAX_REQUEST_BYTES:,}")
+            raise ZygoteError(f"a request of {len(data):,} bytes is too long")
         self.used_at = time.monotonic()
         fds: list[int] = []
         try:
@@ -119,8 +120,7 @@ class Zygote:
             for fd in fds:
                 os.close(fd)
             raise SandboxStartError(
-                f"a sandbox's pipes could not be created: {error.strerror}. Raise the limit of open files "
-                f"(ulimit -n), or lower `max_workers`"
+                f"a sandbox's pipes could not be created: {error.strerror}. {SHORTAGE_HINT}"
             ) from error
         its_stdin, stdin, stdout, its_stdout, stderr, its_stderr = fds
         pipes = os.fdopen(stdin, "wb", 0), os.fdopen(stdout, "rb", 0), os.fdopen(stderr, "rb", 0)
@@ -262,10 +262,9 @@ def _end_zygote(control: socket.socket, process: subprocess.Popen[bytes], handle
     while handles:
         os.close(handles.pop())
     control.close()
-    if process.stderr is not None:
-        process.stderr.close()
-    if process.stdout is not None:
-        process.stdout.close()
+    for pipe in (process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()
     with suppress(subprocess.TimeoutExpired):
         process.wait(1)
         return

@@ -93,7 +93,7 @@ def test_mounting_a_way_to_the_host_is_refused(data: Path) -> None:
     for make in (os.mkfifo, _make_socket):
         make(Path(os.path.relpath(data / "sub" / "way")))
         for source in (data, data / "sub" / "way"):
-            with pytest.raises(ConfigurationError, match=r"sub/way is a pipe, a socket or a device"):
+            with pytest.raises(ConfigurationError, match=r"sub/way is a pipe, a socket, a device"):
                 read_mounts({"/data": source}, is_uploaded=False)
         (data / "sub" / "way").unlink()
 
@@ -101,18 +101,15 @@ def test_mounting_a_way_to_the_host_is_refused(data: Path) -> None:
 @pytest.mark.usefixtures("data")
 def test_mounting_anything_but_data_is_refused() -> None:
     refused: list[tuple[Any, str]] = [
-        ("nowhere", "there is no nowhere"),
+        ("nowhere", "there is no 'nowhere'"),
         ("/", "the whole machine"),
-        ("/proc/self", "belongs to the kernel"),
-        ("", "is no path"),
-        (7, "is 7: give a file or a directory"),
+        ("/proc/self", "or the kernel's"),
+        ("", "there is no ''"),
         (tempfile.gettempdir(), "temporary files"),
     ]
     for source, words in refused:
         with pytest.raises(ConfigurationError, match=words):
             LocalInterpreter(mounts={"/data": source})
-    with pytest.raises(ConfigurationError, match="pass a dict"):
-        LocalInterpreter(mounts=["data"])  # type: ignore[arg-type]
 
 
 def test_without_namespaces_data_keeps_its_path_and_the_error_says_so(data: Path) -> None:

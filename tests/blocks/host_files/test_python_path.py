@@ -120,11 +120,11 @@ def test_a_path_without_modules_is_refused_with_a_sentence(source: Path, monkeyp
     monkeypatch.chdir(source.parent)
     refused: list[tuple[Any, str]] = [
         ("src", "is a text: pass a list"),
-        (["nowhere"], "there is no nowhere on this machine"),
-        (["src/mine.py"], "is a file: name its directory"),
+        (["nowhere"], "there is no 'nowhere' on this machine"),
+        (["src/mine.py"], "cannot be read: Not a directory"),
         (["/"], "is the whole machine"),
-        ([" "], "is no path"),
-        (["src\0"], "is no path"),
+        ([" "], "there is no ' '"),
+        (["src\0"], "there is no 'src"),
     ]
     for paths, words in refused:
         with pytest.raises(ConfigurationError, match=words):

@@ -222,7 +222,7 @@ async def test_the_next_reap_deletes_a_folder_that_took_too_long(
         async with block.interpreter() as interpreter:
             await interpreter.execute("open('left', 'w').close()")
             sandbox = interpreter.sandbox.id
-        assert f"{sandbox} of a sandbox could not be removed within 0.5 s: reap again" in caplog.text
+        assert f"{sandbox} of a sandbox could not be removed: reap again" in caplog.text
         with pytest.raises(RlmBatchError, match="could not be removed in time"):
             await block.delete_sandbox(sandbox)
     monkeypatch.undo()
