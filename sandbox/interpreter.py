@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from .cancellation import run_shielded
 from .errors import ConfigurationError, RlmBatchError, SandboxLost, SandboxStartError
-from .intake.calls import Call, CallLimit, CallQueue, running_call
+from .intake.calls import Call, CallQueue, running_call
 from .protocol import (
     REENTERED,
     START_TIMEOUT_SECONDS,
@@ -332,7 +332,7 @@ class Interpreter:
             if refusal := pending.calls.add(call):
                 pending.refuse(refusal)
 
-    async def _call_tool(self, pending: PendingExecution, call: Call, limit: CallLimit) -> None:
+    async def _call_tool(self, pending: PendingExecution, call: Call) -> None:
         """Call a tool for the code and send its return value or exception."""
         # The tool's thread gets a copy of this context variable.
         _waiting_for_tool.set((*_waiting_for_tool.get(), (self, pending.request.context)))

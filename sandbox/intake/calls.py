@@ -12,16 +12,16 @@ import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from typing import Any, ClassVar
 
 MIB = 1024 * 1024
 MAX_CALLS = 256  # running calls per execution; each call of a plain function takes a thread
 MAX_WAITING_CALLS = 10_000  # waiting calls per execution; each thread of the code waits for one call at a time
-MAX_WAITING_BYTES = 128 * MIB  # JSON of waiting calls in this process
-MIN_WAITING_BYTES = 16 * MIB  # JSON of waiting calls that every execution may have, regardless of others
+MAX_UNANSWERED_BYTES = 128 * MIB  # JSON of unanswered calls in this process
+MIN_UNANSWERED_BYTES = 16 * MIB  # JSON of unanswered calls that every execution may have, regardless of others
 MAX_RUNNING_BYTES = 32 * MIB  # sizes of all running calls in this process
 SMALL_BYTES = 16 * 1024  # calls up to this size do not wait for others
-CALLS_AT_ONCE = 8  # calls started before the event loop gets a turn
 CONTAINER_BYTES = 300  # size of a list or a dict, which the garbage collector scans
 
 # The call that the host function in this thread or task is serving.
@@ -34,8 +34,8 @@ class Call:
     def __init__(self, header: dict[str, Any], body: bytes) -> None:
         self.header = header
         self.body = body
+        self.json_bytes = len(body)
         self.size = len(body) + CONTAINER_BYTES * (body.count(b"[") + body.count(b"{"))
-        self.waiting_bytes = len(body)  # 0 once the call runs
         self.is_running = False
 
     def take_body(self) -> bytes:
@@ -53,12 +53,12 @@ class CallLimit:
 
     # Of all executions in this process:
     _lock: ClassVar[threading.Lock] = threading.Lock()
-    _all_waiting_bytes: ClassVar[int] = 0
+    _all_bytes: ClassVar[int] = 0  # JSON of unanswered calls
     _all_running_bytes: ClassVar[int] = 0
-    _wakes: ClassVar[list[Callable[[], None]]] = []
+    _wakes: ClassVar[set[Callable[[], None]]] = set()
 
     def __init__(self, context: contextvars.Context) -> None:
-        self._calls = self._waiting_bytes = 0
+        self._calls = self._bytes = 0
         self._waits_for_room = context.get(running_call) is None
         self.has_ended = False
 
@@ -66,24 +66,24 @@ class CallLimit:
     def forget_all(cls) -> None:
         """Reset the counts of this process."""
         cls._lock = threading.Lock()
-        cls._all_waiting_bytes = cls._all_running_bytes = 0
-        cls._wakes = []
+        cls._all_bytes = cls._all_running_bytes = 0
+        cls._wakes = set()
 
     def admit(self, call: Call) -> str:
         """Count a call. Return an empty string, or the reason to refuse it, written for the code's author."""
         with self._lock:
             self._calls += 1
-            self._waiting_bytes += call.waiting_bytes
-            CallLimit._all_waiting_bytes += call.waiting_bytes
+            self._bytes += call.json_bytes
+            CallLimit._all_bytes += call.json_bytes
             if self._calls > MAX_CALLS + MAX_WAITING_CALLS:
                 return (
                     f"the code called functions of the host more than {MAX_CALLS + MAX_WAITING_CALLS:,} "
                     "times without waiting for an answer: make fewer calls at a time"
                 )
-            if self._all_waiting_bytes > MAX_WAITING_BYTES and self._waiting_bytes > MIN_WAITING_BYTES:
+            if self._all_bytes > MAX_UNANSWERED_BYTES and self._bytes > MIN_UNANSWERED_BYTES:
                 return (
-                    f"the code's calls to functions of the host hold {self._waiting_bytes:,} bytes, and calls of all "
-                    f"executions here may hold {MAX_WAITING_BYTES:,}: make fewer calls at a time, or pass paths"
+                    f"the code's calls to functions of the host hold {self._bytes:,} bytes, and calls of all "
+                    f"executions here may hold {MAX_UNANSWERED_BYTES:,}: make fewer calls at a time, or pass paths"
                 )
             return ""
 
@@ -95,47 +95,35 @@ class CallLimit:
         with self._lock:
             can_wait = self._waits_for_room and call.size > SMALL_BYTES and self._all_running_bytes
             if can_wait and self._all_running_bytes + call.size > MAX_RUNNING_BYTES:
-                self._wakes.append(wake)
+                self._wakes.add(wake)
                 return False
             CallLimit._all_running_bytes += call.size
             call.is_running = True
-            self._stop_waiting(call)
             return True
 
     def release(self, call: Call) -> None:
-        """Count a call as answered, and wake the calls that wait for room."""
+        """Count a call as answered or dropped, and wake the calls that wait for room."""
         with self._lock:
             self._calls -= 1
-            self._stop_waiting(call)
+            self._bytes -= call.json_bytes
+            CallLimit._all_bytes -= call.json_bytes
             if call.is_running:
-                call.is_running = False
                 CallLimit._all_running_bytes -= call.size
         self._wake_all()
 
     def end(self) -> None:
-        """Discard the waiting calls, because the execution no longer needs their answers."""
+        """Wake the waiting calls of an execution that no longer needs their answers."""
         self.has_ended = True
-        if not self._waiting_bytes:  # the usual case, which needs no lock: no call is admitted after the end
-            return
-        with self._lock:
-            CallLimit._all_waiting_bytes -= self._waiting_bytes
-            self._waiting_bytes = 0
         self._wake_all()
 
     def _wake_all(self) -> None:
         if not self._wakes:
             return
         with self._lock:
-            wakes, CallLimit._wakes = self._wakes, []
+            wakes, CallLimit._wakes = self._wakes, set()
         for wake in wakes:
             with suppress(RuntimeError):
                 wake()
-
-    def _stop_waiting(self, call: Call) -> None:
-        size = 0 if not self._waiting_bytes else call.waiting_bytes  # 0 after `end`
-        self._waiting_bytes -= size
-        CallLimit._all_waiting_bytes -= size
-        call.waiting_bytes = 0
 
 
 os.register_at_fork(after_in_child=CallLimit.forget_all)  # A fork of this process runs no calls.
@@ -148,55 +136,42 @@ class CallQueue:
     copy of `context` and must not raise.
     """
 
-    def __init__(
-        self, answer: Callable[[Call, CallLimit], Coroutine[Any, Any, None]], context: contextvars.Context
-    ) -> None:
+    def __init__(self, answer: Callable[[Call], Coroutine[Any, Any, None]], context: contextvars.Context) -> None:
         self._answer = answer
         self._context = context
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[Call] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._limit = CallLimit(context)
-        self._is_starting = False
 
     def add(self, call: Call) -> str:
         """Queue a call. Return an empty string, or the reason to refuse it; a refusal also cancels all calls."""
+        self._waiting.append(call)
         refusal = self._limit.admit(call)
         if refusal:
             self.cancel()
         else:
-            self._waiting.append(call)
-            self._start_soon()
+            self._start_waiting()
         return refusal
 
     def cancel(self) -> None:
         """Cancel the running calls and discard the waiting ones."""
-        self._waiting.clear()
-        self._limit.end()
+        while self._waiting:
+            self._limit.release(self._waiting.popleft())
         for task in self._tasks:
             task.cancel()
 
-    def _start_soon(self) -> None:
-        if self._waiting and not self._is_starting:
-            self._is_starting = True
-            self._start_some()
-
-    def _start_some(self) -> None:
-        for _ in range(CALLS_AT_ONCE):
-            is_full = len(self._tasks) >= MAX_CALLS
-            if not self._waiting or is_full or not self._limit.begin(self._waiting[0], self._wake):
-                self._is_starting = False
-                return
+    def _start_waiting(self) -> None:
+        while self._waiting and len(self._tasks) < MAX_CALLS and self._limit.begin(self._waiting[0], self._wake):
             call = self._waiting.popleft()
-            task = self._loop.create_task(self._answer(call, self._limit), context=self._context.copy())
+            task = self._loop.create_task(self._answer(call), context=self._context.copy())
             self._tasks.add(task)
-            task.add_done_callback(lambda task, call=call: self._end(task, call))
-        self._loop.call_soon(self._start_some)
+            task.add_done_callback(partial(self._end, call))
 
     def _wake(self) -> None:
-        self._loop.call_soon_threadsafe(self._start_soon)
+        self._loop.call_soon_threadsafe(self._start_waiting)
 
-    def _end(self, task: asyncio.Task[None], call: Call) -> None:
+    def _end(self, call: Call, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         self._limit.release(call)
-        self._start_soon()
+        self._start_waiting()
