@@ -30,58 +30,39 @@ from .volume import VolumeStore
 MANAGED_LABELS = {"managed-by": "rlm-batch"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class SandboxInfo:
-    """A sandbox with rlm-batch's labels, as its provider lists it."""
+    """A sandbox with rlm-batch's labels, as its provider lists it. Times are in epoch seconds, and 0 if unknown.
+
+    Attributes:
+        abandoned: True if its host process is dead; only the local provider knows.
+        run: Id of the sandbox's flow run, empty if a script opened the sandbox.
+        server: Id of the flow run's Prefect server, empty if a script opened the sandbox.
+        host: Name of the machine that opened the sandbox.
+        process: Identity of the process that opened the sandbox, empty if unknown. See `process_identity`.
+        began: Time when the sandbox was requested.
+        expires: Time when the sandbox's lifetime ends.
+        kept_until: Time until which the sandbox of a failed execution is kept.
+        execution: Number of the failed execution for which the sandbox is kept; None if unknown.
+    """
 
     id: str
     labels: dict[str, str]
-    abandoned: bool = False  # True if its host process is dead; only the local provider knows
+    abandoned: bool = False
 
-    @property
-    def expires(self) -> float:
-        """Return when the sandbox's lifetime ends, in epoch seconds, or 0 if unknown."""
-        return self._read_epoch_seconds("expires")
+    def __post_init__(self) -> None:
+        self.run = self.labels.get("rlm-batch-run", "")
+        self.server = self.labels.get("rlm-batch-server", "")
+        self.host = self.labels.get("rlm-batch-host", "")
+        self.process = self.labels.get("rlm-batch-process", "")
+        self.began = self._read_number("began") or 0
+        self.expires = self._read_number("expires") or 0
+        self.kept_until = self._read_number("kept") or 0
+        self.execution = self._read_number("execution")
 
-    @property
-    def began(self) -> float:
-        """Return when the sandbox was requested, in epoch seconds, or 0 if the label is missing or damaged."""
-        return self._read_epoch_seconds("began")
-
-    @property
-    def kept_until(self) -> float:
-        """Return until when the sandbox of a failed execution is kept, in epoch seconds, or 0 if it is not kept."""
-        return self._read_epoch_seconds("kept")
-
-    @property
-    def execution(self) -> int | None:
-        """Return the number of the failed execution for which the sandbox is kept; None if unknown."""
-        text = self.labels.get("rlm-batch-execution", "")
-        return int(text) if text.isdecimal() else None
-
-    @property
-    def run(self) -> str:
-        """Return the id of the sandbox's flow run, empty if a script opened the sandbox."""
-        return self.labels.get("rlm-batch-run", "")
-
-    @property
-    def server(self) -> str:
-        """Return the id of the flow run's Prefect server, empty if a script opened the sandbox."""
-        return self.labels.get("rlm-batch-server", "")
-
-    @property
-    def host(self) -> str:
-        """Return the name of the machine that opened the sandbox."""
-        return self.labels.get("rlm-batch-host", "")
-
-    @property
-    def process(self) -> str:
-        """Return the identity of the process that opened the sandbox, empty if unknown. See `process_identity`."""
-        return self.labels.get("rlm-batch-process", "")
-
-    def _read_epoch_seconds(self, name: str) -> float:
+    def _read_number(self, name: str) -> int | None:
         text = self.labels.get(f"rlm-batch-{name}", "")
-        return float(text) if text.isdecimal() else 0.0
+        return int(text) if text.isdecimal() else None
 
 
 def build_kept_labels(until: float, execution: int | None) -> dict[str, str]:

@@ -148,10 +148,10 @@ class SandboxSettings(BaseModel):
     @classmethod
     def _check_environment(cls, environment: dict[str, SecretStr]) -> dict[str, SecretStr]:
         for name, value in environment.items():
-            if not name or "=" in name or "\0" in name:
-                raise ValueError(f"{name!r} is not the name of an environment variable: use text without =")
-            if "\0" in value.get_secret_value():
-                raise ValueError(f"the value of {name} has a null character: remove it")
+            if not name or "=" in name or "\0" in name + value.get_secret_value():
+                raise ValueError(
+                    f"{name!r} is not the name of an environment variable, or its value has a null character"
+                )
         return environment
 
     @classmethod

@@ -78,10 +78,6 @@ class Preparation:
             return None
         if type(prepare) is not str or not prepare.strip():
             raise ConfigurationError("prepare is empty or not text: pass a Python program")
-        try:
-            prepare.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise ConfigurationError(f"prepare is not UTF-8 text: {error}") from None
         seconds = None if prepare_timeout == math.inf else prepare_timeout
         if seconds is not None and not seconds > 0:
             raise ConfigurationError(f"prepare_timeout is {seconds!r}: use a number of seconds above 0")

@@ -10,7 +10,7 @@ import contextvars
 import functools
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from .errors import CodeCrashed, OutcomeUnknown, PrepareError, SandboxLost, SandboxStartError
@@ -19,14 +19,14 @@ from .intake.collected_files import LOST, CollectedFiles
 from .intake.reports import Reports
 from .meta import NOTHING_ASKED, Meta
 from .model_reply import read_program
-from .outcomes.decoding import decode_end, decode_shown
+from .outcomes.decoding import decode_end
 from .outcomes.ending import Ending, read_json
 from .requests.execution_request import ExecutionRequest
 from .result import Result
 from .wire.collection import COLLECT_TIMEOUT_SECONDS
 from .wire.displays import check_displays
 from .wire.frames import MAX_CALL_BYTES, BadFrameError, FrameReader, encode_frame_parts
-from .wire.names import COMMIT_TIMEOUT_SECONDS, MAX_REPORTED_FILES
+from .wire.names import COMMIT_TIMEOUT_SECONDS
 from .wire.strict_json import NotJsonError, encode_fields, loads
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ START_TIMEOUT_SECONDS = 60.0  # seconds for the driver to answer after the provi
 # Seconds in which a driver on this machine reads some of its input, unless the driver is frozen.
 STALL_SECONDS = 60.0
 ANSWER_GRACE_SECONDS = 30.0  # seconds after a timeout until a driver that has not reported it counts as lost
-SIGKILL = 9
 
 # A driver sends at most 64 KiB of output in a frame. JSON escapes can make the body six times as long.
 MAX_OUTPUT_BODY_BYTES = 512 * 1024
@@ -46,7 +45,6 @@ MAX_OUTPUT_BODY_BYTES = 512 * 1024
 MAX_ARGUMENTS = 1_000  # per call: Python binds arguments one by one, which blocks the event loop
 
 REENTERED = "a tool or on_output cannot run code in the interpreter that waits for it: use another interpreter"
-NO_FILES = b"[]"  # a driver's frame body for "no files were written"
 
 Frame = tuple[dict[str, Any], bytes]
 
@@ -67,7 +65,7 @@ class PendingExecution:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     calls: CallQueue | None = None
     output: dict[str, list[str]] = field(default_factory=lambda: {"stdout": [], "stderr": []})
-    files: bytes = NO_FILES
+    files: bytes = b"[]"
     value: bytes | None = None
     displays: list[bytes] = field(default_factory=list[bytes])
     end: Frame | None = None
@@ -101,11 +99,6 @@ class PendingExecution:
         """Stop taking collected files. The result reports a loss if the execution was not over."""
         if self.collected is not None:
             self.collected.end("" if self.is_over else LOST)
-
-    @property
-    def has_shown(self) -> bool:
-        """Return True if the code showed anything besides its output."""
-        return self.value is not None or bool(self.displays)
 
     def add_output(self, stream: str, text: str, dropped: int) -> None:
         """Add output of the code and pass it to the listener. A listener that raises is not called again.
@@ -287,7 +280,7 @@ class DriverProtocol:
                 raise BadFrameError("output that is not text")
             pending.add_output(stream, text, dropped)
         elif op == "files":
-            pending.files = body or NO_FILES
+            pending.files = body or b"[]"
         elif op == "value":
             pending.value = body
         elif op == "display":
@@ -324,17 +317,9 @@ class DriverProtocol:
         queries = pending.request.queries
         if queries is not None and queries.is_top_level and queries.session.listener_error is not None:
             raise queries.session.listener_error
-        header, body = self._note_limit(pending.end)
-        if header["status"] == "unprepared" or "loss" in header:  # Existing contexts still work.
+        if pending.end[0]["status"] == "unprepared" or "loss" in pending.end[0]:  # Existing contexts still work.
             self.is_spent = True
-        files = () if pending.files == NO_FILES else _read_file_names(pending.files)
-        shown = decode_shown(pending.value, pending.displays) if pending.has_shown else {}
-        build_meta = functools.partial(pending.build_meta, files=files, **shown)
-        output_fields = None if pending.reports.is_pruned else pending.request.output_fields
-        result = decode_end(header, body, build_meta, pending.request.timeout, output_fields)
-        if result.meta.pruned and not result.outputs:
-            result.meta = replace(result.meta, submitted=False)
-        return result
+        return decode_end(pending, *pending.end)
 
     def check_prepared(self, pending: PendingExecution) -> None:
         """Raise PrepareError if the preparation failed, and SandboxStartError if the driver did not report its end."""
@@ -345,26 +330,8 @@ class DriverProtocol:
         if pending.end is None:
             reason = self.closed_reason
             raise SandboxStartError(f"sandbox {self.sandbox.id} was lost before prepare ended ({reason})")
-        header, body = self._note_limit(pending.end)
-        if header["status"] != "finished":
-            raise Ending.read(header, body, pending.build_meta(), pending.request.timeout, "prepare").build_error()
-
-    def _note_limit(self, end: Frame) -> Frame:
-        """Return the end frame with facts about the sandbox, the exceeded limit and the option for more memory."""
-        header, body = end
-        if header["status"] in ("finished", "submitted"):
-            return end  # Only errors name limits.
-        sandbox = self.sandbox
-        header = {
-            **header,
-            "limits": sandbox.limits,
-            "has_network": sandbox.has_network,
-            "memory_option": sandbox.memory_option,
-        }
-        if header["status"] == "crashed":
-            limit = sandbox.find_exceeded_limit() if header.get("signal") == SIGKILL else ""
-            header |= {"limit": limit, "memory_option": sandbox.kill_memory_option}
-        return header, body
+        if pending.end[0]["status"] != "finished":
+            raise Ending.read(pending, pending.build_meta(), "prepare").build_error()
 
     def check_ready(self, is_sent: bool = False) -> None:
         """Raise SandboxStartError if the driver ended or timed out before it was ready.
@@ -419,16 +386,6 @@ def _describe_unfinished(body: bytes) -> str:
     return (
         f"not all of its files were collected: {reason if isinstance(reason, str) else 'its driver does not say why'}"
     )
-
-
-def _read_file_names(body: bytes) -> tuple[str, ...]:
-    """Decode file names. The code may have forged the names, so ignore everything but strings."""
-    try:
-        value = read_json(body)
-    except (ValueError, RecursionError):
-        return ()
-    names: list[Any] = value if isinstance(value, list) else []  # type: ignore[reportUnknownVariableType]
-    return tuple(name for name in names[:MAX_REPORTED_FILES] if isinstance(name, str))
 
 
 def encode_value(name: str, value: Any) -> bytes:

@@ -54,12 +54,9 @@ class Result:
         def keys(self) -> KeysView[str]: ...
 
     def _describe_missing(self, name: str) -> str:
-        if self.meta.pruned:
-            return f"no field {name!r}: the trial was pruned before it called SUBMIT"
-        if self.meta.exited and not self.meta.submitted:
-            return f"no field {name!r}: the code called sys.exit before SUBMIT"
-        if not self.meta.submitted:
-            return f"no field {name!r}: the code ended without SUBMIT"
+        if self.meta.pruned or not self.meta.submitted:
+            end = "was pruned" if self.meta.pruned else "called sys.exit" if self.meta.exited else "ended"
+            return f"no field {name!r}: the code {end} before SUBMIT"
         if not self.outputs:
             return f"no field {name!r}: SUBMIT was called without fields"
         return f"no field {name!r}: the code submitted {escape_text(', '.join(self.outputs))}"

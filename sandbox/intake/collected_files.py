@@ -124,24 +124,21 @@ class CollectedFiles:
             self._add_problem(problem)
 
     def _take(self, body: bytes) -> None:
-        value: Any = loads(body.decode("utf-8"))
-        fields: dict[str, Any] = value if isinstance(value, dict) else {}  # type: ignore[reportUnknownVariableType]
-        path = fields.get("path")
-        if type(path) is not str:
-            raise ValueError("no piece of a file")
-        if "reason" in fields:
-            if type(fields["reason"]) is not str:
-                raise ValueError("a reason that is no text")
-            if path == self._path:
-                self._drop_file()
-            self._add_problem(f"{_quote(path)} {fields['reason']}" if path else fields["reason"])
-            return
-        data, is_last = fields.get("data"), fields.get("last")
-        if type(data) is not str or type(is_last) is not bool:
-            raise ValueError("no piece of a file")
+        match loads(body.decode("utf-8")):
+            case {"path": str(path), "reason": str(reason)}:
+                if path == self._path:
+                    self._drop_file()
+                self._add_problem(f"{_quote(path)} {reason}" if path else reason)
+            case {"path": str(path), "data": str(data), "last": bool(is_last)}:
+                self._write(path, binascii.a2b_base64(data, strict_mode=True) if data else b"")
+                if is_last:
+                    self._finish_file()
+            case _:
+                raise ValueError("no piece of a file")
+
+    def _write(self, path: str, piece: bytes) -> None:
         if self._file is None or path != self._path:
             self._file = self._begin_file(path)
-        piece = binascii.a2b_base64(data, strict_mode=True) if data else b""
         self._bytes += len(piece)
         if self._bytes > self.max_bytes:
             raise ValueError("more than our drivers send")
@@ -149,17 +146,15 @@ class CollectedFiles:
             self._file.truncate(self._file.seek(len(piece), os.SEEK_CUR))
         else:
             self._file.write(piece)
-        if is_last:
-            self._finish_file()
 
     def _begin_file(self, path: str) -> Any:
         self._drop_file()
-        if find_path_problem(path) or not matches(path, self._steps) or path in self._taken:
-            raise ValueError("a path that was not asked for")
+        is_expected = not find_path_problem(path) and matches(path, self._steps) and path not in self._taken
         self._taken.add(path)
         self._directories.update(list_directories(path))
-        if len(self._taken) > MAX_COLLECTED_FILES or len(self._directories) > MAX_COLLECTED_DIRECTORIES:
-            raise ValueError("more files than our drivers send")
+        is_too_much = len(self._taken) > MAX_COLLECTED_FILES or len(self._directories) > MAX_COLLECTED_DIRECTORIES
+        if not is_expected or is_too_much:
+            raise ValueError("a path that our drivers do not send")
         self._path = path
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         return open(os.open(self._partial, flags, 0o666, dir_fd=self._open_root()), "wb")

@@ -5,64 +5,65 @@ The data is untrusted: code may have written it. Every value is checked before u
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any
 
 from ..errors import SubmitError
 from ..result import Result
 from ..wire.displays import MAX_REPR_CHARACTERS, check_bundle
 from ..wire.frames import EXITED
+from ..wire.names import MAX_REPORTED_FILES
 from ..wire.nonfinite import restore_numbers
 from ..wire.submission import SubmissionError, check_submission
 from .ending import Ending, read_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ..meta import Meta
+    from ..protocol import PendingExecution
 
 MAX_SHOWN_CHARACTERS = MAX_REPR_CHARACTERS + 100  # text of a last value, with the note about omitted text
 MAX_PEAK_KIB = 1 << 44  # largest credible memory of a process, 16 PiB
 MAX_SECONDS = 1e9  # longest credible run time, 30 years; larger values did not come from our driver
 
 
-def decode_end(
-    header: dict[str, Any],
-    body: bytes,
-    build_meta: Callable[..., Meta],
-    timeout: float | None,
-    output_fields: list[dict[str, str]] | None,
-) -> Result:
-    """Return the result in an execution's last frame, or raise the error in it.
-
-    `build_meta` builds the meta; it takes further fields by keyword.
-    """
-    seconds = header.get("seconds")
-    seconds = seconds if type(seconds) is float and 0 <= seconds < MAX_SECONDS else 0.0
-    build_meta = functools.partial(build_meta, **_decode_usage(header))
+def decode_end(pending: PendingExecution, header: dict[str, Any], body: bytes) -> Result:
+    """Return the result in an execution's last frame, or raise the error in it."""
+    is_pruned, meta = pending.reports.is_pruned, _decode_usage(header)
+    meta |= {"files": _decode_files(pending.files), **_decode_shown(pending.value, pending.displays)}
     if header["status"] == "finished":
-        return Result({}, build_meta(seconds=seconds, exited=body == EXITED))
+        return Result({}, pending.build_meta(**meta, exited=body == EXITED))
     if header["status"] == "submitted":
         try:
-            return Result(decode_submission(body, output_fields), build_meta(seconds=seconds, submitted=True))
+            outputs = decode_submission(body, None if is_pruned else pending.request.output_fields)
         except SubmissionError as reason:
             error = SubmitError(
                 f"the code wrote an invalid result past SUBMIT: {reason}. Return values only with SUBMIT"
             )
-            error.meta = build_meta(seconds=seconds)
+            error.meta = pending.build_meta(**meta)
             raise error from None
-    raise Ending.read(header, body, build_meta(seconds=seconds), timeout).build_error()
+        return Result(outputs, pending.build_meta(**meta, submitted=bool(outputs) or not is_pruned))
+    raise Ending.read(pending, pending.build_meta(**meta)).build_error()
 
 
 def _decode_usage(header: dict[str, Any]) -> dict[str, Any]:
-    """Return the meta's fields of CPU seconds and of peak memory, without values that are not credible."""
-    microseconds, peak_kib = header.get("cpu_microseconds"), header.get("peak_kib")
+    """Return the meta's fields of run time, CPU seconds and peak memory, without values that are not credible."""
+    seconds, microseconds, peak_kib = header.get("seconds"), header.get("cpu_microseconds"), header.get("peak_kib")
     usage: dict[str, Any] = {}
+    if type(seconds) is float and 0 <= seconds < MAX_SECONDS:
+        usage["seconds"] = seconds
     if type(microseconds) is int and 0 <= microseconds < MAX_SECONDS * 1e6:
         usage["cpu_seconds"] = microseconds / 1e6
     if type(peak_kib) is int and 0 < peak_kib < MAX_PEAK_KIB:
         usage["peak_mib"] = peak_kib * 10 // 1024 / 10
     return usage
+
+
+def _decode_files(body: bytes) -> tuple[str, ...]:
+    """Decode file names. The code may have forged the names, so ignore everything but strings."""
+    try:
+        value = read_json(body)
+    except (ValueError, RecursionError):
+        return ()
+    names: list[Any] = value if isinstance(value, list) else []  # type: ignore[reportUnknownVariableType]
+    return tuple(name for name in names[:MAX_REPORTED_FILES] if isinstance(name, str))
 
 
 def decode_submission(body: bytes, expected: list[dict[str, str]] | None) -> dict[str, Any]:
@@ -80,7 +81,7 @@ def decode_submission(body: bytes, expected: list[dict[str, str]] | None) -> dic
     return check_submission(value, body, expected)
 
 
-def decode_shown(value: bytes | None, displays: list[bytes]) -> dict[str, Any]:
+def _decode_shown(value: bytes | None, displays: list[bytes]) -> dict[str, Any]:
     """Return the non-empty fields of the meta: `value` or `value_repr`, and `displays`. Invalid data is ignored."""
     shown: dict[str, Any] = {}
     if value is not None:

@@ -6,7 +6,7 @@ import errno
 import os
 import re
 from dataclasses import dataclass
-from signal import SIGXCPU, SIGXFSZ, Signals
+from signal import SIGKILL, SIGXCPU, SIGXFSZ, Signals
 from typing import TYPE_CHECKING, Any
 
 from ..errors import (
@@ -27,9 +27,9 @@ from ..wire.strict_json import MAX_CONTAINERS, dumps, has_too_many_containers, l
 from .advice import find_advice
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from ..meta import Meta
+    from ..protocol import PendingExecution
+    from ..sandbox_api import Sandbox
 
 SIGNALS = {number.value: number.name for number in Signals}
 SETUP_HINT = "Raise the sandbox's limits, or see rlm-batch doctor"
@@ -61,21 +61,25 @@ class Ending:
     """The end of an execution or of `prepare` that failed.
 
     Attributes:
-        header: The header of the driver's last frame, with facts that the host added (`DriverProtocol._note_limit`).
+        sandbox: The sandbox, whose limits messages name.
+        header: The header of the driver's last frame.
         outcome: The body of the frame. Code may have written it.
         meta: The meta of the execution.
         timeout: Seconds that the code had; None for no limit.
         subject: "the code" or "prepare".
+        limit: The sandbox-wide limit that made the kernel kill the code; "" if there was none.
         kind: The driver's kind of an exception; None for another end.
         type, message, traceback: The exception's; empty if there was none, but `message` may be the driver's.
         line: The line of the code that ran.
     """
 
+    sandbox: Sandbox
     header: dict[str, Any]
     outcome: dict[str, Any]
     meta: Meta
     timeout: float | None
     subject: str
+    limit: str
     kind: Any
     type: str
     message: str
@@ -83,21 +87,23 @@ class Ending:
     line: int | None
 
     @classmethod
-    def read(
-        cls, header: dict[str, Any], body: bytes, meta: Meta, timeout: float | None, subject: str = "the code"
-    ) -> Ending:
+    def read(cls, pending: PendingExecution, meta: Meta, subject: str = "the code") -> Ending:
         """Read the driver's last frame."""
-        value: Any
+        assert pending.end is not None
+        (header, body), sandbox, value = pending.end, pending.protocol.sandbox, None
         try:
             value = read_json(body)
         except (ValueError, RecursionError):
             header, value = {**header, "status": "channel"}, {"message": "an outcome that is not JSON"}
+        is_killed = header["status"] == "crashed" and header.get("signal") == SIGKILL
+        limit = sandbox.find_exceeded_limit() if is_killed else ""
         outcome: dict[str, Any] = value if isinstance(value, dict) else {}  # type: ignore[reportUnknownVariableType]
         found = [outcome.get(name) for name in ("type", "message", "traceback")]
         texts = [text[:MAX_TEXT_CHARACTERS] if isinstance(text, str) else "" for text in found]
         kind = outcome.get("kind") if header["status"] == "error" else None
         kind = kind if isinstance(kind, str) else None
-        return cls(header, outcome, meta, timeout, subject, kind, *texts, line=read_integer(outcome, "line"))
+        timeout, line = pending.request.timeout, read_integer(outcome, "line")
+        return cls(sandbox, header, outcome, meta, timeout, subject, limit, kind, *texts, line=line)
 
     def build_error(self) -> RlmBatchError:
         """Return the error."""
@@ -106,8 +112,8 @@ class Ending:
         if self.header.get("state_lost"):
             text += ". The state of earlier executions is lost."
         if status == "error" and (self.kind == "syntax" or self.kind not in BY_KIND):
-            has_network, names = self.header["has_network"], None if is_preparation else self.meta.variables
-            errors = self.meta.stderr
+            names, errors = None if is_preparation else self.meta.variables, self.meta.stderr
+            has_network = self.sandbox.has_network
             advice = find_advice(self.type, self.message, self.traceback, errors, names, has_network=has_network)
         # Such as the traceback of a program that `prepare` started:
         printed = self.meta.stderr.rstrip().splitlines()[-MAX_PRINTED_LINES:] if is_preparation else []
@@ -124,7 +130,7 @@ class Ending:
             error.type, error.message, error.traceback = self.type, self.message, traceback
             error.stdout, error.line, error.advice = self.meta.stdout, self.line, advice
         if isinstance(error, CodeCrashed):
-            is_killed = bool(self.header.get("out_of_memory")) or self.header.get("limit") == "total_memory_mib"
+            is_killed = bool(self.header.get("out_of_memory")) or self.limit == "total_memory_mib"
             error.out_of_memory = is_killed or self.kind == "memory"
             error.exit_code, error.signal = read_integer(self.header, "exit_code"), read_integer(self.header, "signal")
             if self.kind == "exit":
@@ -208,9 +214,10 @@ class Ending:
     def _describe_crash(self) -> str:
         """Describe how the process of the code ended, with a remedy."""
         header, subject = self.header, self.subject
-        if option := header.get("limit"):  # set by the host, so trusted
+        if self.limit:
+            option = self._describe_option(self.limit)
             return (
-                f"the sandbox reached its `{option}`, and {subject} was killed: raise {self._describe_option(option)}, "
+                f"the sandbox reached its `{self.limit}`, and {subject} was killed: raise {option}, "
                 "or do less at a time"
             )
         if header.get("out_of_memory"):
@@ -230,12 +237,13 @@ class Ending:
         return f"{subject}'s process exited with status {exit_code} before {subject} ended: check for os._exit"
 
     def _describe_more_memory(self) -> str:
-        option = self.header["memory_option"]  # set by the host, so trusted
+        is_crash = self.header["status"] == "crashed"
+        option = self.sandbox.kill_memory_option if is_crash else self.sandbox.memory_option
         return f"give the sandbox more with {self._describe_option(option)}" if option else "give the sandbox more"
 
     def _describe_limit(self, limit: object) -> str:
         """Return text to add to an error's message: the option that sets the limit, and a remedy. May be empty."""
-        limits: Mapping[str, int] = self.header.get("limits", {})
+        limits = self.sandbox.limits
         options, remedy = HIT_LIMITS.get(limit, ((), "")) if isinstance(limit, str) else ((), "")
         option = min((option for option in options if option in limits), key=limits.__getitem__, default="")
         if not option:
@@ -244,7 +252,7 @@ class Ending:
 
     def _describe_option(self, option: str) -> str:
         """Return an option with its value, if the provider has one."""
-        value = self.header.get("limits", {}).get(option)
+        value = self.sandbox.limits.get(option)
         return f"`{option}`" + ("" if value is None else f" (it is {value:,})")
 
 

@@ -107,15 +107,14 @@ def find_parameters(code: Any) -> FunctionParameters | None:
 def _build_definition(function: Callable[..., Any], tools: Collection[str]) -> tuple[str, FunctionParameters]:
     """Return the source of the function, and its parameters. Raises ConfigurationError."""
     name, plain = _check_kind(function)
-    text, is_async = _read_source(name, plain)
+    text = _read_source(name, plain)
     parameters = inspect.signature(plain).parameters
     for parameter in parameters.values():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise _refuse(name, f"its parameter {parameter} is no variable. Name each parameter, without * and /")
-        if parameter.name in PROVIDED_NAMES or parameter.name == plain.__name__:
-            raise _refuse(name, f"its parameter {parameter.name} has the name of a function that code finds. Rename it")
-    if plain.__name__ in PROVIDED_NAMES:
-        raise _refuse(name, "it has the name of a function that code finds. Rename it")
+    taken = [own for own in (plain.__name__, *parameters) if own in PROVIDED_NAMES]
+    if taken or plain.__name__ in parameters:
+        raise _refuse(name, f"{(taken or [plain.__name__])[0]} is the name of a function that code finds. Rename it")
     # Defer annotations also if a parameter hides a builtin, because annotations may use that builtin.
     is_waiting = bool(plain.__code__.co_flags & __future__.annotations.compiler_flag)
     is_waiting = is_waiting or any(hasattr(builtins, parameter) for parameter in parameters)
@@ -129,7 +128,9 @@ def _build_definition(function: Callable[..., Any], tools: Collection[str]) -> t
         text = FUTURE_LINE + text
     required = [name for name, parameter in parameters.items() if parameter.default is parameter.empty]
     optional = [name for name in parameters if name not in required]
-    return text, FunctionParameters(plain.__name__, (*required, *optional), tuple(required), is_async)
+    return text, FunctionParameters(
+        plain.__name__, (*required, *optional), tuple(required), inspect.iscoroutinefunction(plain)
+    )
 
 
 def _refuse(name: str, reason: str) -> ConfigurationError:
@@ -150,8 +151,8 @@ def _check_kind(function: Any) -> tuple[str, FunctionType]:
     return name, function
 
 
-def _read_source(name: str, function: FunctionType) -> tuple[str, bool]:
-    """Return the dedented source with one final newline, and True for an async function. Raises ConfigurationError."""
+def _read_source(name: str, function: FunctionType) -> str:
+    """Return the dedented source with one final newline. Raises ConfigurationError."""
     try:
         lines, _ = inspect.getsourcelines(function)
         text = remove_indent("".join(lines).rstrip() + "\n")
@@ -163,7 +164,7 @@ def _read_source(name: str, function: FunctionType) -> tuple[str, bool]:
         raise _refuse(name, "its source is unknown, or changed since it was imported. Save it to a file, and import it")
     if definition.decorator_list:
         raise _refuse(name, "it is decorated. Pass a plain function, without decorators")
-    return text, isinstance(definition, ast.AsyncFunctionDef)
+    return text
 
 
 def _build_call(parameters: FunctionParameters, names: Collection[str]) -> str:

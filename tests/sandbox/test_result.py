@@ -37,7 +37,7 @@ def test_a_missing_field_raises_an_error_that_lists_the_fields() -> None:
     assert not hasattr(RESULT, "gain")
     for result, message in (
         (RESULT, "no field 'gain': the code submitted loss, outputs, meta, keys"),
-        (Result({}, Meta()), "the code ended without SUBMIT"),
+        (Result({}, Meta()), "the code ended before SUBMIT"),
         (Result({}, Meta(submitted=True)), "SUBMIT was called without fields"),
         (FAILURE, "no field 'gain': this execution failed: the code raised ValueError: bad"),
     ):

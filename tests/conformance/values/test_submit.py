@@ -28,7 +28,7 @@ async def test_one_positional_value_is_the_output_and_null_is_a_result(interpret
     assert (result.outputs, result.meta.submitted) == ({}, True)
     result = await interpreter.execute("x = 1")
     assert (result.outputs, result.meta.submitted) == ({}, False)
-    with pytest.raises(AttributeError, match="the code ended without SUBMIT"):
+    with pytest.raises(AttributeError, match="the code ended before SUBMIT"):
         _ = result.loss
 
 

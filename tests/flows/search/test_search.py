@@ -99,7 +99,7 @@ async def test_a_search_resumes_and_pruned_trials_keep_their_curves(
         assert steps in (2, 5)
         assert trial.outputs == {"loss": trial.meta.reports[-1][1]}
         assert not trial.meta.submitted
-        with pytest.raises(AttributeError, match="the trial was pruned before it called SUBMIT"):
+        with pytest.raises(AttributeError, match="the code was pruned before SUBMIT"):
             _ = trial.steps
     assert all(len(trial.meta.reports) == 9 for trial in whole)
     assert report.best.loss == min(trial.loss for trial in whole)

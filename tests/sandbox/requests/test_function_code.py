@@ -143,7 +143,7 @@ REFUSED = [
     (has_default, "uses OUTSIDE"),
     (calls_tool, "uses lookup, which it does not define"),
     (takes_any, r"its parameter \*x: int is no variable"),
-    (hides, "parameter SUBMIT has the name"),
+    (hides, "SUBMIT is the name of a function that code finds"),
 ]
 
 
