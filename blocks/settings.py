@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 from pydantic.fields import FieldInfo
 
 ENVIRONMENT = "environment"  # A value of `packages`: the packages of the running environment.
+MAX_MIB = 1 << 40  # The kernel stores a limit as a signed 64-bit number of bytes.
 COMMON = "common"  # marks a setting that many runs need, for the command line's help
 MountPath = Annotated[str, Field(title="Mount path", pattern="^/.", description="Path of the volume in the sandbox.")]
 

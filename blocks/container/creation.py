@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from ...sandbox.confinement.policy import LATEST_ABI, MACHINES, Policy
 from ...sandbox.driver_bundle import pack_driver
@@ -19,7 +20,7 @@ from .deletion import make_name
 from .engine import Engine
 from .handle import ContainerHandle
 from .launch import CWD, Payload, pack_repository
-from .probe import ensure_ready
+from .probe import Readiness, ensure_ready
 from .settings import ContainerSettings
 
 # This policy closes two gaps. Podman's filter lets code create a user namespace, in which it has every capability. And
@@ -73,9 +74,6 @@ async def create_container(
         binds=binds,
         gid=gid,
     )
-    policy = replace(CODE_POLICY, unix_sockets=not any(mount.is_directory for mount in files.mounts))
-    # A too large allocation raises MemoryError and the process survives. Memory that is only reserved does not count.
-    limits = {"CORE": 0, "DATA": settings.memory_mib << 20}
     own_environment = {"HOME": CWD, "USER": "sandbox", "LOGNAME": "sandbox", "TMPDIR": "/tmp", **START_ENVIRONMENT}
     variables = {variable: value.get_secret_value() for variable, value in settings.environment.items()}
     driver_settings = DriverSettings(
@@ -86,16 +84,7 @@ async def create_container(
         executable=files.find_uploaded_python(),
         lifetime=settings.lifetime,
         stay_seconds=KEEP_SECONDS if can_stay else None,
-        confinement={
-            "limits": limits,
-            **({} if gid is None else {"umask": UMASK}),
-            **(
-                {"mounts": [[mount.target, mount.device, mount.inode, 0] for mount in files.mounts]}
-                if ready.is_host_kernel
-                else {}
-            ),
-            **({"seccomp": policy.build_seccomp_filter(ready.machine)} if ready.machine in MACHINES else {}),
-        },
+        confinement=_build_confinement(settings, files, ready, gid),
     )
     handle = ContainerHandle(
         engine, name, ready.layers, driver_settings, command, payload, volume, has_network=settings.network
@@ -106,6 +95,22 @@ async def create_container(
         "disk_mib": settings.disk_limit_mib,
     }
     return handle
+
+
+def _build_confinement(
+    settings: ContainerSettings, files: HostFiles, ready: Readiness, gid: int | None
+) -> dict[str, Any]:
+    """Return the driver's rules for confining code, in addition to the container's own."""
+    # A too large allocation raises MemoryError and the process survives. Memory that is only reserved does not count.
+    rules: dict[str, Any] = {"limits": {"CORE": 0, "DATA": settings.memory_mib << 20}}
+    if gid is not None:
+        rules["umask"] = UMASK
+    if ready.is_host_kernel:  # The driver compares the mounts before code runs, because a link may have changed.
+        rules["mounts"] = [[mount.target, mount.device, mount.inode, 0] for mount in files.mounts]
+    if ready.machine in MACHINES:
+        policy = replace(CODE_POLICY, unix_sockets=not any(mount.is_directory for mount in files.mounts))
+        rules["seccomp"] = policy.build_seccomp_filter(ready.machine)
+    return rules
 
 
 def check_mounts(mounts: Sequence[HostMount], engine: Engine) -> None:

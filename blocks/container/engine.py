@@ -95,23 +95,23 @@ def _read_info(program: str, info: dict[str, Any]) -> Engine:
         host = info["host"]
         return Engine(
             program,
-            "podman",
-            str(info["version"]["Version"]),
-            str(host["ociRuntime"]["name"]),
-            str(host["cgroupVersion"]).removeprefix("v"),
-            bool(host["security"]["rootless"]),
-            not host.get("serviceIsRemote"),
+            name="podman",
+            version=str(info["version"]["Version"]),
+            runtime=str(host["ociRuntime"]["name"]),
+            cgroup_version=str(host["cgroupVersion"]).removeprefix("v"),
+            is_rootless=bool(host["security"]["rootless"]),
+            is_local=not host.get("serviceIsRemote"),
         )
     if not info.get("ServerVersion"):
         raise ValueError("; ".join(map(str, info.get("ServerErrors") or ["its server does not answer"])))
     return Engine(
         program,
-        "docker",
-        str(info["ServerVersion"]),
-        str(info.get("DefaultRuntime") or "runc"),
-        str(info.get("CgroupVersion") or "1").removeprefix("v"),
-        any("rootless" in str(option) for option in info.get("SecurityOptions") or ()),
-        info.get("KernelVersion") == os.uname().release,
+        name="docker",
+        version=str(info["ServerVersion"]),
+        runtime=str(info.get("DefaultRuntime") or "runc"),
+        cgroup_version=str(info.get("CgroupVersion") or "1").removeprefix("v"),
+        is_rootless=any("rootless" in str(option) for option in info.get("SecurityOptions") or ()),
+        is_local=info.get("KernelVersion") == os.uname().release,
     )
 
 

@@ -105,8 +105,7 @@ class ContainerHandle(Sandbox):
             for piece in self._payload.read_pieces():
                 await channel.send(piece)
         except SandboxLost:
-            status = await process.wait() if process.returncode is None else process.returncode
-            reason = describe_end(status, channel.stderr_tail)
+            reason = describe_end(await process.wait(), channel.stderr_tail)
             raise SandboxStartError(f"the driver did not start in container {self.id}: {reason}") from None
         return channel
 
@@ -190,14 +189,12 @@ class ContainerHandle(Sandbox):
             return
         if self._channel is not None:
             self._channel.close()
-        is_gone = False
+        status = -1
         with suppress(TimeoutError):
-            async with asyncio.timeout(END_GRACE_SECONDS):
-                status = await process.wait()
-            # Podman may end with the status of a missing program when conmon was killed.
-            is_gone = status >= 0 and status not in ENGINE_STATUSES
+            status = await asyncio.wait_for(process.wait(), END_GRACE_SECONDS)
         try:
-            if not is_gone:
+            # Podman may end with the status of a missing program when conmon was killed.
+            if status < 0 or status in ENGINE_STATUSES:
                 await remove_container(self._engine, self.id, self.id)
         except RlmBatchError as error:
             log.warning("%s; it ends at its lifetime, and rlm-batch reap --provider container removes it", error)

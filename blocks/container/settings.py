@@ -5,10 +5,9 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from ..settings import SandboxSettings, SetupSettings, check_wheel_requirements
+from ..settings import MAX_MIB, SandboxSettings, SetupSettings, check_wheel_requirements
 
 DEFAULT_IMAGE = "docker.io/library/python:3.12-slim"
-MAX_MIB = 1 << 40  # The kernel stores a limit as a signed 64-bit number of bytes.
 REFERENCE = re.compile(
     r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*(?::[0-9]+(?=/))?(?:/[a-z0-9]+(?:[._-]+[a-z0-9]+)*)*"
     r"(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(?:@sha256:[0-9a-f]{64})?"

@@ -125,12 +125,13 @@ def remove_folder(folder: Path) -> bool:
     the folder stays, this function logs a warning, and the next reap continues.
     """
     end = time.monotonic() + REMOVAL_SECONDS
+    environment = {**os.environ, "PATH": f"{os.environ.get('PATH', '')}:{os.defpath}"}
     for command in (["rm", "-rf"], ["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
         if folder.exists():
             with suppress(subprocess.TimeoutExpired, OSError):  # This process may have no descriptor left.
                 wait = max(0.0, end - time.monotonic())
                 words = [*command, "--", str(folder)]
-                subprocess.run(words, cwd="/", stderr=subprocess.DEVNULL, check=False, timeout=wait)
+                subprocess.run(words, cwd="/", env=environment, stderr=subprocess.DEVNULL, check=False, timeout=wait)
     if folder.exists():
         log.warning("the folder %s of a sandbox could not be removed: reap again in a minute", folder)
     return not folder.exists()

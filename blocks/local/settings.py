@@ -4,7 +4,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from ..settings import ENVIRONMENT, SandboxSettings, check_wheel_requirements
+from ..settings import ENVIRONMENT, MAX_MIB, SandboxSettings, check_wheel_requirements
 
 
 class LocalSettings(SandboxSettings):
@@ -23,6 +23,7 @@ class LocalSettings(SandboxSettings):
     memory_mib: int = Field(
         default=4096,
         ge=64,
+        le=MAX_MIB,
         title="Memory",
         description="MiB of memory of each process. The limit is on its address space; numerical libraries need a few "
         "thousand.",
@@ -33,7 +34,9 @@ class LocalSettings(SandboxSettings):
         title="Processes",
         description="Processes and threads. Only those of the code count.",
     )
-    file_size_mib: int = Field(default=1024, ge=1, title="File size", description="MiB of each file that code writes.")
+    file_size_mib: int = Field(
+        default=1024, ge=1, le=MAX_MIB, title="File size", description="MiB of each file that code writes."
+    )
     open_files: int = Field(
         default=1024,
         ge=32,
@@ -50,6 +53,7 @@ class LocalSettings(SandboxSettings):
     total_memory_mib: int | None = Field(
         default=None,
         ge=64,
+        le=MAX_MIB,
         title="Total memory",
         description="MiB of memory of the sandbox's processes together. By default there is no limit. Files in memory "
         "count. The right value depends on the number of sandboxes.",
@@ -63,6 +67,7 @@ class LocalSettings(SandboxSettings):
     disk_mib: int | None = Field(
         default=None,
         ge=1,
+        le=MAX_MIB,
         title="Disk",
         description="MiB of all files in the sandbox, which are then in memory. By default there is no limit, and "
         "files are on disk. Needs isolation bubblewrap.",
