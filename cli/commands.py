@@ -47,7 +47,7 @@ For the others it shows how to enable them.
 """,
 }
 # Modules of commands that are not in a module of the command's name.
-MODULES = dict.fromkeys(FLOWS, ".parameter_options") | {"report": ".report_command", "up": "..deployments.up"}
+MODULES = dict.fromkeys(FLOWS, ".parameter_options") | {"up": "..deployments.up"}
 
 app = App(
     name="rlm-batch",

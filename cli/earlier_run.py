@@ -1,14 +1,30 @@
 """An earlier run: its ledger, and its parameters from the Prefect server."""
 
 import asyncio
+import sys
 import uuid
 from typing import Any
 
+from ..blocks.storage.location_parsing import parse_scheme
 from ..flows.parameters import FlowParameters
 from ..flows.prefect_server import provide_server
 from ..flows.registry import FLOWS, load_model
-from ..flows.reporting.ledger_reader import LedgerReader
+from ..flows.reporting.ledger_reader import LedgerReader, open_run_ledger
 from ..sandbox.errors import ConfigurationError
+from ..sandbox.outcomes.text_escape import escape_text
+
+
+def open_run(run: str) -> LedgerReader:
+    """Open the ledger of a run, or the ledger at a path or a location. Raises ConfigurationError."""
+
+    async def open_below_block() -> LedgerReader:
+        async with provide_server():
+            return await asyncio.to_thread(open_run_ledger, run)
+
+    reader = asyncio.run(open_below_block()) if parse_scheme(run) == "block" else open_run_ledger(run)
+    if reader.note:
+        print(escape_text(reader.note), file=sys.stderr)
+    return reader
 
 
 def find_model(reader: LedgerReader) -> type[FlowParameters[Any]] | None:

@@ -1,52 +1,74 @@
 """The command `report`: a run's table and queries on the terminal, a page of HTML, exports, and two runs compared."""
 
-import asyncio
-import json
+import json as json_module
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from ..blocks.storage.location import Location, replace_atomically
-from ..blocks.storage.location_parsing import is_remote, parse_location, parse_scheme
-from ..flows.prefect_server import provide_server
+from cyclopts import Parameter
+
+from ..blocks.storage.location import Location, PathOrLocation, replace_atomically
+from ..blocks.storage.location_parsing import is_remote
 from ..flows.reporting.comparison import compare_runs
 from ..flows.reporting.conversations import write_conversations
 from ..flows.reporting.document import make_excerpt, render_html
 from ..flows.reporting.export import write_csv, write_parquet
-from ..flows.reporting.ledger_reader import LedgerReader, find_last_run, open_run_ledger
+from ..flows.reporting.ledger_reader import LedgerReader, find_last_run
 from ..flows.reporting.report import build_report, build_summary_rows, describe_run, describe_usage
-from ..flows.reporting.summary import RunSummary
 from ..flows.reporting.table import EXIT_NOTE
 from ..flows.reports import describe_outcome, get_row_number
-from ..flows.search.importances import Importances, compute_importances
+from ..flows.search.importances import compute_importances
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.outcomes.outcome_json import get_status
 from ..sandbox.outcomes.text_escape import escape_json, escape_text
 from ..sandbox.queries.budget import Usage
 from ..sandbox.result import Failure, Outcome, Result
+from .earlier_run import open_run
 from .option_names import describe_error
-from .output import OutputFormat, print_json, print_outputs, print_table
+from .output import Flag, Json, OutputFormat, ShowOutput, ShowUsage, print_json, print_outputs, print_table
 
+OutputFile = Annotated[str | None, Parameter(metavar="FILE")]
 INDENT = "  "  # indents a query below the query that asked it
 
 
-def show_report(
-    run: str,
-    html: str | None,
-    csv: str | None,
-    parquet: str | None,
-    messages: str | None = None,
-    *,
-    raw_csv: bool = False,
-    shows_queries: bool = False,
-    output: OutputFormat,
+def report(
+    *runs: Annotated[str, Parameter(metavar="RUN")],
+    html: OutputFile = None,
+    csv: OutputFile = None,
+    execution: Annotated[int | None, Parameter(metavar="N")] = None,
+    raw_csv: Flag = False,
+    parquet: OutputFile = None,
+    messages: OutputFile = None,
+    show_output: ShowOutput = False,
+    show_queries: Flag = False,
+    usage: ShowUsage = False,
+    json: Json = False,
 ) -> int:
-    """Print a run's table, and write its page, by default `report.html` beside the results, and its exports.
+    """Print a run's table and write its HTML report, or compare two runs.
 
-    As JSON, standard output has a line for each execution, in order, and nothing else.
+    Args:
+        runs: Id or name of a flow run or its beginning, or the path of its results; by default the last run. A running
+            flow run is reported up to now. Two runs are compared.
+        html: HTML file; by default report.html next to the results
+        csv: CSV file with a row for each execution. Text that a spreadsheet would run as a formula gets a leading
+            apostrophe.
+        execution: Print all of one execution instead: variables, fields or error, and output
+        raw_csv: Write text to the CSV file unchanged, for programs other than spreadsheets
+        parquet: Parquet file with the rows of the CSV file; needs pyarrow
+        messages: File with a line of JSON for each conversation with a language model, as chat messages. The run needs
+            --record full.
+        show_queries: Print the code's queries to language models after the table, with the turns of recursive ones
     """
+    output = OutputFormat(show_output, json, usage)
+    if len(runs) > 1:
+        options = (html, csv, execution, parquet, messages, raw_csv, show_output, show_queries, usage)
+        if len(runs) > 2 or any(option is not None and option is not False for option in options):
+            raise ConfigurationError("report compares two runs, and then takes only --json: name one run for the rest")
+        _show_comparison(runs, output)
+        return 0
     if raw_csv and csv is None:
         raise ConfigurationError("--raw-csv needs --csv: name the file with --csv")
     for option, target in {"--html": html, "--csv": csv, "--parquet": parquet, "--messages": messages}.items():
@@ -54,7 +76,34 @@ def show_report(
             raise ConfigurationError(
                 f"{option} writes only to this machine, and {target!r} is no local path: write to one and copy the file"
             )
-    reader = open_run(run)
+    if not runs:
+        last = find_last_run()
+        print(f"Run: {escape_text(last.name)}, the last one", file=sys.stderr)
+        runs = (last.results_path,)
+    reader = open_run(runs[0])
+    if execution is not None:
+        _show_execution(reader.find_outcome(execution), output)
+        return 0
+    page = Path(html).expanduser().absolute() if html else reader.ledger.path / "report.html"
+    _show_report(reader, page, output, shows_queries=show_queries)
+    exports: list[tuple[str | None, str, Callable[[LedgerReader, Path], object]]] = [
+        (csv, "CSV", partial(write_csv, raw=raw_csv)),
+        (parquet, "Parquet", write_parquet),
+        (messages, "Messages", write_conversations),
+    ]
+    for file, kind, write in exports:
+        if file:
+            path = Path(file).expanduser().absolute()
+            _write(path, partial(write, reader))
+            print(f"{kind}: {path}", file=sys.stderr if json else sys.stdout)
+    return 0
+
+
+def _show_report(reader: LedgerReader, page: PathOrLocation, output: OutputFormat, *, shows_queries: bool) -> None:
+    """Print a run's table, and write its page.
+
+    As JSON, standard output has a line for each execution, in order, and nothing else.
+    """
     summary = reader.summarize()
     importances = compute_importances(summary)
     for name, value in build_summary_rows(summary, reader.records, importances):
@@ -68,35 +117,14 @@ def show_report(
         print_table(rows, len(rows) - 1)
         if output.shows_output:
             print_outputs(reader.read_outcomes())
-        if shows_queries:
-            _print_queries(reader.read_outcomes())
-    paths = sys.stderr if output.is_json else sys.stdout
-    print(f"Report: {_write_page(reader, summary, importances, html)}", file=paths)
-    exports: list[tuple[str | None, str, Callable[[LedgerReader, Path], object]]] = [
-        (csv, "CSV", partial(write_csv, raw=raw_csv)),
-        (parquet, "Parquet", write_parquet),
-        (messages, "Messages", write_conversations),
-    ]
-    for file, kind, write in exports:
-        if file:
-            path = Path(file).expanduser().absolute()
-            _write(path, partial(write, reader))
-            print(f"{kind}: {path}", file=paths)
-    return 0
+        for outcome in reader.read_outcomes() if shows_queries else ():
+            _print_queries(outcome)
+    text = render_html(build_report(summary, reader.records, importances), str(page).rpartition("/")[0])
+    _write(page, lambda path: path.write_text(text, "utf-8", "replace"))
+    print(f"Report: {page}", file=sys.stderr if output.is_json else sys.stdout)
 
 
-def find_last_path() -> str:
-    """Return the results of the run that began last, and print its name.
-
-    Raises:
-        ConfigurationError: There is no run.
-    """
-    record = find_last_run()
-    print(f"Run: {escape_text(record.name)}, the last one", file=sys.stderr)
-    return record.results_path
-
-
-def show_comparison(runs: Sequence[str], output: OutputFormat) -> int:
+def _show_comparison(runs: Sequence[str], output: OutputFormat) -> None:
     """Print how the outcomes of two runs differ, or as JSON a line for each pair of executions."""
     readers = [open_run(run) for run in runs]
     summaries = [reader.summarize() for reader in readers]
@@ -114,111 +142,65 @@ def show_comparison(runs: Sequence[str], output: OutputFormat) -> int:
             print_json(comparison.to_json(pair))
     else:
         print_table(comparison.list_rows(), len(comparison.pairs))
-    return 0
 
 
-def show_execution(run: str, number: int, output: OutputFormat) -> int:
-    """Print all of one execution: variables, fields or the error, and the text that the code printed.
-
-    Raises:
-        ConfigurationError: The run has no execution with this number.
-    """
-    reader = open_run(run)
-    outcome = next((item for item in reader.read_outcomes() if item.meta.index == number), None)
-    if outcome is None:
-        raise ConfigurationError(f"{reader.ledger.path} has no execution {number}: rlm-batch report {run} lists them")
+def _show_execution(outcome: Outcome, output: OutputFormat) -> None:
+    """Print all of one execution: variables, fields or the error, and the text that the code printed."""
     if output.is_json:
         print_json(describe_outcome(outcome))
-        return 0
-    meta = outcome.meta
-    status = get_status(outcome)
-    if status == "exited":
-        status = EXIT_NOTE
-    print(
-        f"execution {number} {status}, {meta.seconds:.3g} s, in {escape_text(meta.provider)} {meta.isolation}".rstrip()
-    )
-    values = {**meta.variables, **(outcome.outputs if isinstance(outcome, Result) else {})}
-    for name, value in values.items():
-        print(f"{escape_text(name)} = {escape_json(json.dumps(value, ensure_ascii=False))}")
+        return
+    meta, status = outcome.meta, get_status(outcome)
+    status = EXIT_NOTE if status == "exited" else status
+    where = f"{escape_text(meta.provider)} {meta.isolation}".rstrip()
+    print(f"execution {meta.index} {status}, {meta.seconds:.3g} s, in {where}")
+    _print_values({**meta.variables, **(outcome.outputs if isinstance(outcome, Result) else {})})
     if isinstance(outcome, Failure):
         print(f"\n{type(outcome.error).__name__}: {describe_error(outcome.error)}")
     for text in meta.earlier_errors:
         print(f"earlier attempt: {escape_text(text)}")
     if meta.judged is not None:
-        _print_judged(meta.judged)
+        print("\nThe check judged:")
+        _print_values(meta.judged.get("outputs", {}), INDENT)
+        if not meta.judged.get("submitted"):
+            print(f"{INDENT}nothing submitted")
+        for name, text in (("error", meta.judged.get("error")), ("the check printed", meta.judged.get("check_stdout"))):
+            for line in _format_text(text or "", f"{name}: "):
+                print(line)
     print_outputs([outcome])
-    return 0
 
 
-def _print_judged(judged: dict[str, Any]) -> None:
-    """Print what the check of an execution has judged, and what the check itself printed."""
-    print("\nThe check judged:")
-    for name, value in judged.get("outputs", {}).items():
-        print(f"{INDENT}{escape_text(name)} = {escape_json(json.dumps(value, ensure_ascii=False))}")
-    if not judged.get("submitted"):
-        print(f"{INDENT}nothing submitted")
-    for name, text in (("error", judged.get("error")), ("the check printed", judged.get("check_stdout"))):
-        for line in _format_text(text or "", f"{name}: "):
-            print(line)
+def _print_values(values: dict[str, Any], indent: str = "") -> None:
+    for name, value in values.items():
+        print(f"{indent}{escape_text(name)} = {escape_json(json_module.dumps(value, ensure_ascii=False))}")
 
 
-def open_run(run: str) -> LedgerReader:
-    """Open the ledger of a run, or the ledger at a path or a location. Raises ConfigurationError."""
-    reader = asyncio.run(_open_below_block(run)) if parse_scheme(run) == "block" else open_run_ledger(run)
-    if reader.note:
-        print(escape_text(reader.note), file=sys.stderr)
-    return reader
-
-
-def _write_page(
-    reader: LedgerReader, summary: RunSummary, importances: Importances | None, html: str | None
-) -> Path | Location:
-    """Write the page of HTML, by default beside the results, and return its path or location."""
-    page = parse_location(html) if html else reader.ledger.path / "report.html"
-    folder = str(page).rpartition("/")[0] if isinstance(page, Location) else str(page.absolute().parent)
-    text = render_html(build_report(summary, reader.records, importances), folder)
-    data = text.encode("utf-8", "replace")
-    if isinstance(page, Path):
-        _write(page, lambda path: path.write_bytes(data))
-        return page
-    try:
-        page.write(data)
-    except OSError as error:
-        raise ConfigurationError(f"{page} cannot be written ({error.strerror}): name a file with --html") from None
-    return page
-
-
-async def _open_below_block(run: str) -> LedgerReader:
-    """Open the ledger at a location of a block, with the server that has the block."""
-    async with provide_server():
-        return await asyncio.to_thread(open_run_ledger, run)
-
-
-def _write(path: Path, write: Callable[[Path], object]) -> None:
+def _write(place: PathOrLocation, write: Callable[[Path], object]) -> None:
     """Write a file atomically, or write directly to a pipe or a device. Keep a link, and write the file it points to.
 
     Raises:
         ConfigurationError: The file cannot be written.
     """
-    path = path.resolve()
     try:
-        if path.exists() and not path.is_file():
-            write(path)
-            return
-        with replace_atomically(path) as partial:
-            write(partial)
+        if isinstance(place, Location):
+            with tempfile.NamedTemporaryFile() as file:
+                write(Path(file.name))
+                place.upload(Path(file.name))
+        elif place.exists() and not place.is_file():
+            write(place)
+        else:
+            with replace_atomically(place.resolve()) as partial:
+                write(partial)
     except OSError as error:
-        raise ConfigurationError(f"{path} cannot be written ({error.strerror or error}): name another file") from None
+        raise ConfigurationError(f"{place} cannot be written ({error.strerror or error}): name another file") from None
 
 
-def _print_queries(outcomes: Iterable[Outcome]) -> None:
-    """Print the queries of each execution under its number, with an excerpt of long texts."""
-    for outcome in outcomes:
-        if outcome.meta.queries.tree:
-            print(f"\n{outcome.meta.index}:")
-        for record in outcome.meta.queries.tree:
-            for line in _format_query(record):
-                print(line)
+def _print_queries(outcome: Outcome) -> None:
+    """Print the queries of an execution under its number, with an excerpt of long texts."""
+    if outcome.meta.queries.tree:
+        print(f"\n{outcome.meta.index}:")
+    for record in outcome.meta.queries.tree:
+        for line in _format_query(record):
+            print(line)
 
 
 def _format_query(record: dict[str, Any]) -> Iterator[str]:

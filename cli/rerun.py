@@ -5,14 +5,11 @@ from itertools import islice
 
 from ..flows.inputs.spilling import read_text_reference
 from ..flows.parameters import Options
-from ..flows.plan import Plan
 from ..flows.plans.batch import BatchParameters
-from ..flows.reporting.ledger_reader import LedgerReader
 from ..sandbox.errors import ConfigurationError
 from ..tasks.repeats import Item
-from .earlier_run import find_model, read_parameters
+from .earlier_run import find_model, open_run, read_parameters
 from .output import Json, OutputFormat, ShowOutput, ShowUsage
-from .report import open_run
 from .run_flow import run_flow
 
 
@@ -39,25 +36,19 @@ def rerun(
         )
     parameters = model.parse(read_parameters(reader))
     plan = parameters.make_plan()
-    code, variables = _find_execution(reader, plan, str(getattr(parameters, "code", "")), number)
+    item: Item | None = None
+    if plan.search:  # Only the ledger has the points of a search.
+        item = read_text_reference(getattr(parameters, "code", "")), reader.find_outcome(number).meta.variables
+    elif number >= 0:
+        item = next(islice(plan.items, number, None), None)
+    if item is None:
+        path = reader.ledger.path
+        raise ConfigurationError(
+            f"execution {number} is missing, or it needs others: rlm-batch report {path} lists them"
+        )
+    code, variables = item
     values = {field.name: getattr(parameters.options, field.name) for field in fields(Options)}
     # The earlier run's results would count as this run's.
     values |= {"results_path": None, "cache_results": False, "shards": None}
     output = OutputFormat(show_output, json, usage)
     return run_flow(BatchParameters, [], output, {"code": code, "inputs": [variables], **values})
-
-
-def _find_execution(reader: LedgerReader, plan: Plan, code: str, number: int) -> Item:
-    """Return the code and the variables of one execution. Raises ConfigurationError."""
-    item = None
-    if plan.search:
-        # Only the ledger has the points of a search.
-        outcome = next((outcome for outcome in reader.read_outcomes() if outcome.meta.index == number), None)
-        item = None if outcome is None else (read_text_reference(code), outcome.meta.variables)
-    elif number >= 0:
-        item = next(islice(plan.items, number, None), None)
-    if item is None:
-        raise ConfigurationError(
-            f"the run has no execution {number}, or it needs others: rlm-batch report {reader.ledger.path} lists them"
-        )
-    return item

@@ -9,8 +9,7 @@ from ..flows.parameters import Options
 from ..flows.prefect_server import provide_server
 from ..flows.reporting.ledger_reader import LedgerReader
 from ..sandbox.errors import ConfigurationError
-from .earlier_run import find_model, read_parameters
-from .report import open_run
+from .earlier_run import find_model, open_run, read_parameters
 from .run_flow import run_until_interrupted
 
 
@@ -27,7 +26,7 @@ def shell(run: str, number: int, /) -> int:
         ConfigurationError: There is no such run, execution or kept sandbox, or this process has no terminal.
     """
     reader = open_run(run)
-    sandbox_id = _read_sandbox_id(reader, run, number)
+    sandbox_id = _read_sandbox_id(reader, number)
     if not (os.isatty(sys.stdin.fileno()) and os.isatty(sys.stdout.fileno())):
         raise ConfigurationError("shell needs a terminal for its input and its output: start it in one, without pipes")
     model = find_model(reader)
@@ -53,17 +52,15 @@ def shell(run: str, number: int, /) -> int:
     return status
 
 
-def _read_sandbox_id(reader: LedgerReader, run: str, number: int) -> str:
+def _read_sandbox_id(reader: LedgerReader, number: int) -> str:
     """Return the id of an execution's kept sandbox, from the ledger. Raises ConfigurationError."""
-    outcome = next((outcome for outcome in reader.read_outcomes() if outcome.meta.index == number), None)
-    if outcome is None:
-        raise ConfigurationError(f"the run has no outcome of execution {number}: rlm-batch report {run} lists them")
-    if outcome.meta.kept_until is None:
+    meta = reader.find_outcome(number).meta
+    if meta.kept_until is None:
         raise ConfigurationError(
             f"the sandbox of execution {number} was not kept: --keep-failed keeps those of a run's first three "
             "failures, and with shards that of each shard's first"
         )
-    return outcome.meta.sandbox_id
+    return meta.sandbox_id
 
 
 async def _resolve_provider(options: Options) -> SandboxProvider:

@@ -47,6 +47,14 @@ class LedgerReader:
             if line is not None:
                 yield with_index(line.to_outcome(), number, locate_execution(self._repeats, number))
 
+    def find_outcome(self, number: int) -> Outcome:
+        """Return the outcome of the execution with this number. Raises ConfigurationError if there is none."""
+        outcome = next((outcome for outcome in self.read_outcomes() if outcome.meta.index == number), None)
+        if outcome is None:
+            path = self.ledger.path
+            raise ConfigurationError(f"{path} has no outcome of execution {number}: rlm-batch report {path} lists them")
+        return outcome
+
     @property
     def _repeats(self) -> Repeats | None:
         """The repeats of the last run."""

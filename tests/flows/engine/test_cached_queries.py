@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from rlm_batch import LanguageModel, LocalInterpreter, batch, load_report, rlm
-from rlm_batch.cli.output import OutputFormat
-from rlm_batch.cli.report import show_report
+from rlm_batch.cli.report import report
 
 from ...infra.scripted_turns import make_script
 from ...standins.openai_chat import ChatServer, Reply
@@ -53,8 +52,7 @@ SUBMIT(answers=sorted(answers), failed=list(failed))
     assert (line["status"], line["model"], line["answer"]) == ("answered", NAME, "answer to: the same")
     assert len(line["key"]) == 64
     assert set(line) == {"version", "key", "at", "status", "model", "answer"}
-    output = OutputFormat(shows_output=False, is_json=False)
-    assert show_report(ledger.name, None, None, None, None, shows_queries=True, output=output) == 0
+    assert report(ledger.name, show_queries=True) == 0
     printed = capsys.readouterr()
     assert "14 asked; the model was called 5 times: " in printed.err
     assert "; 7 answers came from the cache" in printed.err
