@@ -22,7 +22,7 @@ MAX_DELAY_SECONDS = 0.05  # Each start and end waits at most this long, even if 
 class _QueryCall:
     """A query and its work, in one parameter that Prefect does not inspect."""
 
-    def __init__(self, query: Query, work: Callable[[], Awaitable[str]]) -> None:
+    def __init__(self, query: Query, work: Callable[[], Awaitable[Any]]) -> None:
         self.query, self.work = query, work
         self.error: RlmBatchError | None = None
 
@@ -69,10 +69,10 @@ class QueryTracker:
     def __init__(self) -> None:
         self._tracked_count = 0
         self._background_runs: set[asyncio.Task[Any]] = set()
-        self._turn = asyncio.Lock()  # held by the task run that starts or ends
+        self._turn = asyncio.Lock()  # held by the task run that waits for a quiet moment
         self._active_at = 0.0  # loop time of the last question or answer
 
-    async def track_query(self, query: Query, work: Callable[[], Awaitable[str]]) -> str:
+    async def track_query(self, query: Query, work: Callable[[], Awaitable[Any]]) -> Any:
         """Return the query's answer from `work`, or raise its error."""
         if self._tracked_count >= MAX_TRACKED_QUERIES:
             return await work()
@@ -93,26 +93,23 @@ class QueryTracker:
             raise asyncio.CancelledError
         return await state.result()
 
-    async def _report(self, query: Query, answer: asyncio.Future[str]) -> None:
+    async def _report(self, query: Query, answer: asyncio.Future[Any]) -> None:
         """Make a task run that ends with the answer.
 
         The start and the end of a task run each block the event loop for milliseconds. The answers of a batch often
-        arrive together, and the next questions follow them. So one task run after another starts or ends, and each
+        arrive together, and the next questions follow them. So before a start or an end, one task run after another
         waits until no question was asked and no answer has arrived for a moment.
         """
 
-        async def wait_for_answer() -> str:
-            self._turn.release()
-            try:
-                await asyncio.wait([answer])
-            finally:
-                await self._turn.acquire()
-            await self._wait_until_quiet()
+        async def wait_for_answer() -> Any:
+            await asyncio.wait([answer])
+            async with self._turn:
+                await self._wait_until_quiet()
             return answer.result()
 
         async with self._turn:
             await self._wait_until_quiet()
-            await _make_task_run(_QueryCall(query, wait_for_answer))
+        await _make_task_run(_QueryCall(query, wait_for_answer))
 
     async def _wait_until_quiet(self) -> None:
         """Wait until there was no question or answer for `QUIET_SECONDS`, but at most `MAX_DELAY_SECONDS`."""

@@ -39,18 +39,6 @@ from ..sandbox.queries.session import (
 )
 from .execution import Execution
 
-# LiteLLM's names of providers, and the convention's names where they differ.
-PROVIDER_NAMES = {
-    "azure": "azure.ai.openai",
-    "azure_ai": "azure.ai.inference",
-    "bedrock": "aws.bedrock",
-    "gemini": "gcp.gemini",
-    "mistral": "mistral_ai",
-    "moonshot": "moonshot_ai",
-    "vertex_ai": "gcp.vertex_ai",
-    "watsonx": "ibm.watsonx.ai",
-    "xai": "x_ai",
-}
 TRACER = trace.get_tracer("rlm_batch", version("rlm-batch"))  # This also uses an SDK that is set up later.
 W3C = TraceContextTextMapPropagator()  # Prefect's label has this format, even if the environment sets others.
 
@@ -60,12 +48,12 @@ Attributes = Mapping[str, str | bool | int | float]
 @contextmanager
 def trace_flow_run() -> Iterator[None]:
     """Open the span of the current flow run. The spans of its executions and shards are below it."""
-    name = _clean(flow_run.flow_name or "flow")
+    name = flow_run.flow_name or "flow"
     attributes: Attributes = {
         "gen_ai.operation.name": "invoke_workflow",
         "gen_ai.workflow.name": name,
         "rlm_batch.flow_run.id": str(flow_run.id or ""),
-        "rlm_batch.flow_run.name": _clean(flow_run.name or ""),
+        "rlm_batch.flow_run.name": flow_run.name or "",
     }
     context = FlowRunContext.get()
     run = None if context is None else context.flow_run
@@ -110,7 +98,7 @@ def trace_execution(execution: Execution, provider: str) -> Iterator[Callable[[M
 def trace_queries(track: RunTracked) -> RunTracked:
     """Return `track` with a span for each recursive query. A flat query has the span of its one request."""
 
-    async def track_with_span(query: Query, work: Callable[[], Awaitable[str]]) -> str:
+    async def track_with_span(query: Query, work: Callable[[], Awaitable[Any]]) -> Any:
         if query.kind != "rlm_query":
             return await track(query, work)
         attributes: Attributes = {
@@ -120,7 +108,7 @@ def trace_queries(track: RunTracked) -> RunTracked:
             **_describe_model(query.model),
         }
 
-        async def work_in_span() -> str:
+        async def work_in_span() -> Any:
             with _open_span("invoke_agent rlm", attributes, run=_get_task_run()) as span:
                 try:
                     return await work()
@@ -160,7 +148,7 @@ class _TracedModel:
             finally:
                 if answer is not None:
                     _set_usage(span, answer.usage)
-                    span.set_attribute("gen_ai.response.finish_reasons", [_clean(answer.finish_reason)])
+                    span.set_attribute("gen_ai.response.finish_reasons", [answer.finish_reason])
 
 
 def _get_task_run() -> TaskRun | None:
@@ -204,16 +192,16 @@ def _open_span(
 
 def _describe_model(name: str) -> dict[str, str]:
     """Return the attributes of a model by LiteLLM's name for it."""
-    provider, slash, model = _clean(name).partition("/")
+    provider, slash, model = name.partition("/")
     if not slash:
-        provider, model = "litellm", provider  # LiteLLM finds the provider by the model's name.
-    return {"gen_ai.provider.name": PROVIDER_NAMES.get(provider, provider), "gen_ai.request.model": model}
+        provider, model = "litellm", name  # LiteLLM finds the provider by the model's name.
+    return {"gen_ai.provider.name": provider, "gen_ai.request.model": model}
 
 
 def _set_meta(span: Span, meta: Meta | None) -> None:
     if meta is None or not span.is_recording():
         return
-    span.set_attribute("rlm_batch.sandbox.id", _clean(meta.sandbox_id))
+    span.set_attribute("rlm_batch.sandbox.id", meta.sandbox_id)
     span.set_attribute("rlm_batch.execution.seconds", meta.seconds)
     if meta.queries.asked:
         _set_totals(span, meta.queries)
@@ -233,8 +221,3 @@ def _set_totals(span: Span, usage: Usage | QuerySummary) -> None:
     span.set_attribute("rlm_batch.usage.output_tokens", usage.completion_tokens)
     if usage.cost is not None:
         span.set_attribute("rlm_batch.usage.cost", usage.cost)
-
-
-def _clean(text: str) -> str:
-    """Return the text without halves of surrogate pairs, for which an exporter drops a whole batch of spans."""
-    return text.encode("utf-8", "replace").decode("utf-8")

@@ -54,7 +54,7 @@ class ModelAccess:
     max_llm_tokens: int | None = None
     spent: Budget = field(default_factory=Budget)  # the budget of all executions together
     track: RunTracked = run_untracked
-    wrap_model: Callable[[Model], Model] | None = None
+    wrap_model: Callable[[Model], Model] = lambda model: model
     cache: AnswerCache | None = None
     recursion: RecursionSettings = DEFAULT_RECURSION
 
@@ -69,16 +69,14 @@ class ModelAccess:
             raise ConfigurationError("`max_depth` is 0, and a recursive query needs 1: raise it")
         for model in (*self._models, *self._named_models.values()):
             await model.check()
-        refusal: ConfigurationError | None = None
+        budget, refusals = self._make_budget(), list[ConfigurationError]()
         for model in self._models[:1] if is_recursive else self._models:
-            budget = self._make_budget()
             try:
                 budget.check(await estimate_for_budget(budget, model, []))
                 return
             except BudgetExceeded as error:
-                refusal = refusal or ConfigurationError(f"the model {model.name} cannot be called: {error}")
-        assert refusal is not None
-        raise refusal
+                refusals.append(ConfigurationError(f"the model {model.name} cannot be called: {error}"))
+        raise refusals[0]
 
     async def check_estimates(self) -> None:
         """Raise ConfigurationError if a limit needs an unknown price or an unknown length of answers."""
@@ -95,10 +93,6 @@ class ModelAccess:
         """Return a budget for one execution."""
         return Budget(calls=self.max_llm_calls, tokens=self.max_llm_tokens, parent=self.spent)
 
-    def count_cached(self) -> int:
-        """Return how many questions of all executions the cache answered."""
-        return 0 if self.cache is None else self.cache.hits
-
     def queries(
         self,
         interpreter: Interpreter,
@@ -110,12 +104,11 @@ class ModelAccess:
         transcript: Transcript | None = None,
     ) -> Queries:
         """Return the queries for execution number `index`, whose code runs at `depth` in the interpreter's sandbox."""
-        wrap: Callable[[Model], Model] = self.wrap_model or (lambda model: model)
-        root, flat = map(wrap, self._models)
+        root, flat = map(self.wrap_model, self._models)
         session = QuerySession(
             root_model=root,
             flat_model=flat,
-            models={name: wrap(model) for name, model in self._named_models.items()},
+            models={name: self.wrap_model(model) for name, model in self._named_models.items()},
             budget=self._make_budget(),
             concurrency=self.batch_concurrency,
             track=self.track,

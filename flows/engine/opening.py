@@ -134,7 +134,7 @@ async def open_capacity(run: Run) -> AsyncIterator[None]:
         access = run.model_access
         if access is not None:
             used = access.spent.usage + run.usage.model
-            run.log.info("the model was called %s", describe_usage(used, access.count_cached()))
+            run.log.info("the model was called %s", describe_usage(used, access.cache.hits if access.cache else 0))
 
 
 def _make_record(run: Run) -> RunRecord:

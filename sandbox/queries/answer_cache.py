@@ -8,8 +8,11 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakValueDictionary
+
+if TYPE_CHECKING:
+    from .session import Answer
 
 
 class AnswerStore(Protocol):
@@ -63,8 +66,8 @@ class AnswerCache:
         self._counts = Counter[str]()  # how often an execution asked each question
         self.hits = 0  # questions answered without a request
 
-    async def get_answer(self, key: str, model: str, ask: Callable[[], Awaitable[str]]) -> str:
-        """Return the stored answer to the question with this key, or the result of `ask` and store it.
+    async def get_answer(self, key: str, model: str, ask: Callable[[], Awaitable["Answer"]]) -> "Answer | str":
+        """Return the text of the stored answer to the question with this key, or the result of `ask` and store it.
 
         `model` is the model's name, for records. Raises the errors of `ask`.
         """
@@ -73,10 +76,9 @@ class AnswerCache:
             key = hashlib.sha256(f"{self.execution} {key} {self._counts[key]}".encode()).hexdigest()
         lock = self._locks.setdefault(key, asyncio.Lock())
         async with lock:
-            text = self._store.find_answer(key)
-            if text is None:
-                text = await ask()
-                self._store.add_answer(key, model, text)
-            else:
+            if (text := self._store.find_answer(key)) is not None:
                 self.hits += 1
-            return text
+                return text
+            answer = await ask()
+            self._store.add_answer(key, model, answer.text)
+            return answer

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import inspect
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import partial
@@ -138,7 +137,12 @@ class AnswerType:
                 raise ValueError("; ".join(problems)[:MAX_PROBLEM_CHARACTERS]) from None
             except Exception as error:  # noqa: BLE001 - validators of the caller raise anything
                 raise ValueError(f"{type(error).__name__}: {error}"[:MAX_PROBLEM_CHARACTERS]) from None
-        problem = next(_make_validator(self.schema).iter_errors(value), None)
+        from referencing.exceptions import Unresolvable
+
+        try:
+            problem = next(_make_validator(self.schema).iter_errors(value), None)
+        except Unresolvable as error:
+            raise _make_error(self.schema, f"not a usable JSON schema ({error})") from None
         if problem is not None:
             raise ValueError(_describe_problem(problem.absolute_path, problem.message)[:MAX_PROBLEM_CHARACTERS])
         return json.loads(json.dumps(value, default=float))  # A Decimal becomes a float.
@@ -165,23 +169,16 @@ def _describe_problem(place: Any, problem: str) -> str:
 def _check_schema(schema: dict[str, Any]) -> dict[str, Any]:
     """Validate and return a JSON schema. Raises ConfigurationError."""
     from jsonschema.exceptions import SchemaError
-    from referencing import Registry
     from referencing.exceptions import Unresolvable
-    from referencing.jsonschema import DRAFT202012
 
     try:
         json.dumps(schema)
         validator = _make_validator(schema)
         validator.check_schema(schema)
-        registry: Registry[Any] = Registry()
-        resolver = registry.with_resource("", DRAFT202012.create_resource(schema)).resolver()
-        for reference in _list_references(schema):
-            resolver.lookup(reference)
         validator.is_valid(None)  # RecursionError for a schema that refers to itself without end
     except SchemaError as error:
-        raise _make_error(
-            schema, f"not a JSON schema ({_describe_problem(error.absolute_path, error.message)})"
-        ) from None
+        problem = _describe_problem(error.absolute_path, error.message)
+        raise _make_error(schema, f"not a JSON schema ({problem})") from None
     except (Unresolvable, TypeError, ValueError, RecursionError) as error:
         raise _make_error(schema, f"not a usable JSON schema ({error})") from None
     return schema
@@ -193,15 +190,3 @@ def _make_validator(schema: dict[str, Any]) -> Any:
 
     # A registry of one's own: by default, jsonschema would fetch references to other documents.
     return validator_for(schema, default=Draft202012Validator)(schema, registry=Registry())
-
-
-def _list_references(part: Any) -> Iterator[str]:
-    """Yield the references in a part of a schema."""
-    children: Any = cast("Any", part) if isinstance(part, list) else ()
-    if isinstance(part, dict):
-        rules = cast("dict[str, Any]", part)
-        children = rules.values()
-        if isinstance(reference := rules.get("$ref"), str):
-            yield reference
-    for child in children:
-        yield from _list_references(child)

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 from ..errors import DeadlineExceeded, QueryError, RlmBatchError
@@ -185,11 +186,11 @@ class Query:
         return record
 
 
-# Runs a query's work and reports it, for example as a task run.
-RunTracked = Callable[[Query, Callable[[], Awaitable[str]]], Awaitable[str]]
+# Runs a query's work, reports it, for example as a task run, and returns the result of the work.
+RunTracked = Callable[[Query, Callable[[], Awaitable[Any]]], Awaitable[Any]]
 
 
-async def run_untracked(_query: Query, work: Callable[[], Awaitable[str]]) -> str:
+async def run_untracked(_query: Query, work: Callable[[], Awaitable[Any]]) -> Any:
     """Run a query's work without reporting it."""
     return await work()
 
@@ -289,33 +290,29 @@ class QuerySession:
         if self.cache is None:
             return await self._request(model, messages, query, options)
         self.check_seconds_left()
-        answer: Answer | None = None
 
-        async def request() -> str:
-            nonlocal answer
+        async def request() -> Answer:
             answer = await self._request(model, messages, query, options)
             _read_text(model, answer)  # An answer of thoughts alone is not cached.
-            return answer.text
+            return answer
 
-        async def request_tracked() -> str:
-            # `run_recorded` tracks a whole recursive query. A flat query is tracked only if it asks the model.
-            return await (self.track(query, request) if query.kind == FLAT_KIND else request())
-
-        asked = messages
+        is_flat = query.kind == FLAT_KIND
+        # `run_recorded` tracks a whole recursive query. A flat query is tracked only if it asks the model.
+        ask = partial(self.track, query, request) if is_flat else request
         # Another attempt of an execution has fewer calls left, which the instructions say.
-        if self.cache.execution is not None and query.kind != FLAT_KIND:
-            asked = [message for message in messages if message["role"] != "system"]
+        leaves_out = "system" if self.cache.execution is not None and not is_flat else None
+        asked = [message for message in messages if message["role"] != leaves_out]
         key = build_key(model.fingerprint(), asked, options.list_changed())
         try:
             async with asyncio.timeout_at(self.deadline):
-                text = await self.cache.get_answer(key, model.name, request_tracked)
+                answer = await self.cache.get_answer(key, model.name, ask)
         except TimeoutError:
             raise self.make_deadline_error() from None
-        if answer is not None:
-            return answer
-        self._cached += 1
-        query.cached += 1
-        return Answer(text, Usage())
+        if isinstance(answer, str):
+            self._cached += 1
+            query.cached += 1
+            return Answer(answer, Usage())
+        return answer
 
     async def _request(self, model: Model, messages: list[Message], query: Query, options: RequestOptions) -> Answer:
         """Send one request to a model, within the budget and the deadline."""
