@@ -127,11 +127,11 @@ class ProviderSandboxes:
 
     async def _load_default_block(self) -> Any:
         """Return the saved block, or None: then the provider's own error says what is missing."""
-        from prefect.settings import PREFECT_API_URL
+        from .saved_blocks import has_prefect_server, load_saved_block
 
-        if PREFECT_API_URL.value():  # Otherwise loading a block would start a server.
-            with suppress(ValueError):
-                return await self.entry.load_block().aload(DEFAULT_BLOCK_NAME)
+        if has_prefect_server():
+            with suppress(ConfigurationError):
+                return await load_saved_block(self.entry.load_block(), f"{self.entry.slug}/{DEFAULT_BLOCK_NAME}")
         return None
 
 

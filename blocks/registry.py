@@ -79,23 +79,13 @@ async def resolve_provider(provider: str | SandboxProvider, options: dict[str, A
     unsaved = make_unsaved_provider(provider, options)
     if unsaved is not None:
         return unsaved
-    from pydantic import ValidationError
+    from .saved_blocks import load_saved_block
 
-    from .problems import describe_problems
-
-    slug, _, name = provider.partition("/")
+    slug = provider.partition("/")[0]
     entries = {entry.slug: entry for entry in PROVIDERS.values()}
     if slug not in entries:
         raise ConfigurationError(f"unknown kind of block {slug!r} in {provider}: use one of {', '.join(entries)}")
-    try:
-        saved: Any = await entries[slug].load_block().aload(name)
-    except ValidationError as error:
-        wrong = describe_problems(error, entries[slug].load_settings().list_secrets())
-        raise ConfigurationError(f"the saved block {provider} is not valid: {wrong}") from None
-    except ValueError as error:
-        raise ConfigurationError(
-            f"this Prefect server has no block {provider}: save it in the UI or with .save({name!r})"
-        ) from error
+    saved = await load_saved_block(entries[slug].load_block(), provider)
     return saved.with_options(options)
 
 

@@ -194,17 +194,9 @@ async def resolve_language_model(
                 f"`{parameter}` is {source!r}: use a model in LiteLLM's naming, such as "
                 f"openai/gpt-4o-mini, or a saved block such as {SLUG}/NAME"
             ) from error
-    from prefect.context import AsyncClientContext, FlowRunContext
-    from prefect.settings import PREFECT_API_URL
-
+    from ..saved_blocks import has_prefect_server, load_saved_block
     from .block import LanguageModel
 
-    if not (FlowRunContext.get() or AsyncClientContext.get() or PREFECT_API_URL.value()):
+    if not has_prefect_server():
         raise ConfigurationError(f"{source!r} is a block on a Prefect server: set PREFECT_API_URL")
-    name = source.partition("/")[2]
-    try:
-        return await LanguageModel.aload(name)  # type: ignore[return-value]
-    except ValueError as error:
-        raise ConfigurationError(
-            f"this Prefect server has no block {source}: save it in the UI or with .save({name!r})"
-        ) from error
+    return await load_saved_block(LanguageModel, source)
