@@ -13,9 +13,10 @@ from ...sandbox.errors import ConfigurationError
 from .cells import WHOLE, WHOLE_DIGITS, ColumnType
 from .data_frames import check_column_names, list_arrow_rows
 from .file_patterns import match_files
-from .tables import DataFile
+from .tables import DataFile, check_expansion
 
 NULL = "__HIVE_DEFAULT_PARTITION__"  # a missing value in the name of a directory
+VALUE_BYTES = 8  # bytes of a reference to a value in a list
 BATCH_ROWS = 100  # rows in memory at a time; a file has a repeated text once, and memory has it for each row
 
 
@@ -74,6 +75,12 @@ class ParquetTable:
         """Yield the files' rows in small tables with the columns of the directories, or one without rows per file."""
         for open_file, partition in zip(self._files, self._partitions, strict=True):
             with open_file() as stream, self._arrow.parquet.ParquetFile(stream) as opened:
+                # One byte of a file may stand for many equal values.
+                metadata = opened.metadata
+                groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+                columns = [group.column(number) for group in groups for number in range(metadata.num_columns)]
+                size = sum(max(item.total_uncompressed_size, VALUE_BYTES * item.num_values) for item in columns)
+                check_expansion(self._path, size, stream.seek(0, 2))
                 batches = map(self._arrow.Table.from_batches, ([batch] for batch in opened.iter_batches(BATCH_ROWS)))
                 for table in [opened.schema_arrow.empty_table()] if is_empty else batches:
                     for name, value in partition.items():

@@ -27,6 +27,10 @@ COMPRESSIONS = (".gz", ".zst")
 ZSTD_MODULES = ("compression.zstd", "backports.zstd")  # Python has the first one from 3.14 on.
 CELL_CHARACTERS = 64 * 1024 * 1024  # characters of a cell of CSV; Python's own limit is 128 KiB
 OTHER_DELIMITERS = (";", "\t", "|")
+# The limits on unpacked data. 65 kB of zstd, or 47 kB of Parquet, filled 4.4 GiB of memory.
+UNPACKED_BYTES = 256 * 1024 * 1024
+UNPACKED_RATIO = 100
+PIECE_BYTES = 1024 * 1024
 
 
 def split_suffix(path: PathOrLocation) -> tuple[str, str]:
@@ -42,7 +46,7 @@ class DataFile:
     """
 
     def __init__(self, path: PathOrLocation) -> None:
-        """Find the file. Raises OSError."""
+        """Find the file. Raises OSError, and ConfigurationError if its data is too large for its size."""
         self.path = path
         if isinstance(path, Path) and not path.is_fifo():
             self._source = pin_file(path)
@@ -54,6 +58,10 @@ class DataFile:
             else:
                 self._source.write_bytes(pin_file(path).read_bytes())
         self._version = self._read_version()
+        if split_suffix(path)[1]:
+            with self.open() as stream:
+                while stream.read(PIECE_BYTES):
+                    check_expansion(path, stream.tell(), self._version[0])
 
     def _read_version(self) -> tuple[int, int]:
         status = os.stat(self._source)
@@ -108,6 +116,15 @@ def _unpack(stream: BinaryIO, suffix: str) -> BinaryIO:
         with suppress(ImportError):
             return import_module(name).open(stream)
     raise ConfigurationError("reading .zst needs backports.zstd, which is not installed: pip install 'rlm-batch[zstd]'")
+
+
+def check_expansion(path: PathOrLocation, unpacked: int, size: int) -> None:
+    """Raise ConfigurationError if a file of `size` bytes unpacks to too many bytes."""
+    if unpacked > max(UNPACKED_BYTES, UNPACKED_RATIO * size):
+        raise ConfigurationError(
+            f"{path} unpacks to more than {unpacked >> 20:,} MiB, over {UNPACKED_RATIO} times its size, which would "
+            "fill this machine: if you trust it, unpack it yourself"
+        )
 
 
 class JsonValues:

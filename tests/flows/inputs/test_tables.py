@@ -348,6 +348,24 @@ def test_a_partition_with_leading_zeros_is_text(tmp_path: Path) -> None:
     assert list(read_inputs(str(tmp_path))) == [{"x": 1, "zip": "01234", "n": 0}, {"x": 1, "zip": "90210", "n": 12}]
 
 
+def test_a_small_file_that_unpacks_to_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    zstd = pytest.importorskip("backports.zstd" if sys.version_info < (3, 14) else "compression.zstd")
+    monkeypatch.setattr(tables, "UNPACKED_BYTES", 8 * 1024 * 1024)
+    data = b"x\n" + b"1\n" * 5_000_000
+    (tmp_path / "folder").mkdir()
+    for file in ("in.parquet", "folder/in.parquet"):
+        parquet.write_table(arrow.table({"x": [[1] * 2_000_000]}), tmp_path / file)
+    for name, content in {
+        "in.csv.gz": pack(data), "in.csv.zst": zstd.compress(data), "in.jsonl.zst": zstd.compress(b" \n" * 5_000_000),
+        "in.json.zst": zstd.compress(b"[" + b" " * 10_000_000 + b"]"), "in.parquet": None, "folder": None,
+    }.items():  # fmt: skip
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
+        with pytest.raises(ConfigurationError, match=r"unpacks to more than \d+ MiB, over 100 times its size"):
+            read_inputs(str(tmp_path / name))
+
+
 def test_a_text_that_many_rows_of_parquet_share_does_not_fill_the_memory(tmp_path: Path) -> None:
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     texts = arrow.DictionaryArray.from_arrays(arrow.array([0] * 1500), arrow.array(["x" * 2**20]))
