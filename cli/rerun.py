@@ -42,9 +42,8 @@ def rerun(
     elif number >= 0:
         item = next(islice(plan.items, number, None), None)
     if item is None:
-        path = reader.ledger.path
         raise ConfigurationError(
-            f"execution {number} is missing, or it needs others: rlm-batch report {path} lists them"
+            f"the run has no execution {number}, or it needs others: rlm-batch report {reader.ledger.path} lists them"
         )
     code, variables = item
     values = {field.name: getattr(parameters.options, field.name) for field in fields(Options)}

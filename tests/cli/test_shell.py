@@ -183,7 +183,7 @@ def test_the_first_three_failures_of_a_run_are_kept(run_alone: Run, tmp_path: Pa
         "0": "the sandbox of execution 0 was not kept: --keep-failed keeps those of a run's first three "
         "failures, and with shards that of each shard's first",
         "5": "the sandbox of execution 5 was not kept",
-        "9": "the run has no outcome of execution 9: rlm-batch report",
+        "9": "has no outcome of execution 9: rlm-batch report",
         "1": "shell needs a terminal",
     }
     for number, reason in wrong.items():
