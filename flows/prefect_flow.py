@@ -28,7 +28,7 @@ from ..tasks.tracing import trace_flow_run
 from .engine.failures import raise_failures
 from .engine.opening import execute_items, open_run
 from .engine.run import Run, needs_server, prepare_run
-from .engine.run_outcome import with_reference
+from .engine.run_outcome import emit_run_event, with_reference
 from .engine.termination import cancel_at_termination
 from .event_stream import EventStream
 from .inputs.conversion import convert_parameters
@@ -220,12 +220,11 @@ async def execute_flow(run: Run) -> State[Any]:
             raise_failures(outcomes, plan)
         run.report = parameters.build_report(outcomes)
     except Exception:
-        if run.outcome is not None:
-            run.outcome.emit("failed")
+        if run.message:
+            emit_run_event(run, "failed")
         raise
-    assert run.outcome is not None
-    run.outcome.emit("completed")
-    return Completed(message=run.outcome.message, data=await with_reference(run.report, run.record))
+    emit_run_event(run, "completed")
+    return Completed(message=run.message, data=await with_reference(run.report, run.record))
 
 
 def get_current_flow() -> BatchFlow[..., Any]:

@@ -146,6 +146,5 @@ async def _run_executions(files: ShardFiles, options: Options, files_digest: str
     except BaseException:
         await run.flush_ledger_after_error()
         raise
-    run.sink.log_unlogged_failures()
     await asyncio.to_thread(ledger.close)
     return late.count

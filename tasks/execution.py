@@ -82,6 +82,17 @@ class Execution:
         """The errors of the failed attempts, a line for each."""
         return tuple(f"{type(error).__name__}: {error.summary}" for error in self.errors)
 
+    def complete_meta(self, meta: Meta) -> Meta:
+        """Return the meta of an attempt with what only the flow run knows: number, place and earlier attempts."""
+        return replace(
+            meta,
+            index=self.index,
+            group=self.place.group,
+            repeat=self.place.repeat,
+            attempt=self.attempt,
+            earlier_errors=self.earlier_errors,
+        )
+
 
 def is_interruption(error: RlmBatchError, meta: Meta | None) -> bool:
     """Return whether an execution failed for a reason other than its model's answers: a limit, or a lost connection."""
@@ -124,12 +135,6 @@ def with_index(outcome: OutcomeT, index: int, place: Place = NO_PLACE) -> Outcom
     """Set the index, the group and the repeat that an outcome has in this flow run, and return the outcome."""
     outcome.meta = replace(outcome.meta, index=index, group=place.group, repeat=place.repeat)
     return outcome
-
-
-def make_meta(execution: Execution) -> Meta:
-    """Return the meta of an execution that never ran."""
-    place = execution.place
-    return Meta(index=execution.index, variables=execution.variables, group=place.group, repeat=place.repeat)
 
 
 def number_seed(index: int, place: Place) -> int | tuple[int, ...]:

@@ -29,15 +29,22 @@ MAX_TABLE_RECORDS = 100  # rows of the table: the best trials, or the first exec
 PUBLISH_TIMEOUT_SECONDS = 20.0  # seconds for the server to take an artifact
 
 
+def describe_progress(record: RunRecord, summary: RunSummary | None) -> str:
+    """Return the numbers of executions that are done and that failed, and the best score so far."""
+    if summary is None:
+        return ""
+    text = f"{summary.done:,} of {record.total:,} {record.what}s done, {summary.done - summary.succeeded:,} failed"
+    text += f"; {summary.unfinished:,} did not run to the end" if summary.unfinished else ""
+    score = summary.best.score
+    return text if score is None else f"{text}, the best so far {score:.6g}"
+
+
 class ArtifactPublisher:
-    """A publisher of one flow run's artifacts: an async context manager that publishes the report at its end.
+    """A publisher of one flow run's artifacts: an async context manager that publishes the report at its end."""
 
-    `summary` has the outcomes so far.
-    """
-
-    def __init__(self, record: RunRecord, log: Logger) -> None:
+    def __init__(self, record: RunRecord, summary: RunSummary, log: Logger) -> None:
         self._record = record
-        self.summary = RunSummary(record.report_spec)
+        self._summary = summary
         self._log = log
         self._published_count = 0  # number of outcomes in the last progress that the server took
         self._progress_id: UUID | None = None
@@ -67,7 +74,7 @@ class ArtifactPublisher:
     async def _publish_progress_regularly(self) -> None:
         while True:
             await asyncio.sleep(PROGRESS_INTERVAL_SECONDS)
-            if self.summary.done != self._published_count or self._progress_id is None:
+            if self._summary.done != self._published_count or self._progress_id is None:
                 await self._publish(self._publish_progress)  # After a failure the next update tries again.
 
     async def _read_key(self) -> str:
@@ -83,9 +90,9 @@ class ArtifactPublisher:
         return re.sub("[^a-z0-9-]+", "-", name.lower()).strip("-") or "run"
 
     async def _publish_progress(self) -> None:
-        done = self.summary.done
+        done = self._summary.done
         share = 100.0 * done / max(1, self._record.total)
-        text = self.describe_progress()
+        text = describe_progress(self._record, self._summary)
         if self._progress_id is None:
             self._progress_id = await acreate_progress_artifact(share, f"{await self._read_key()}-progress", text)
         else:
@@ -95,17 +102,8 @@ class ArtifactPublisher:
                 await client.request("PATCH", "/artifacts/{id}", json=change, path_params={"id": self._progress_id})
         self._published_count = done
 
-    def describe_progress(self) -> str:
-        """Return the numbers of executions that are done and that failed, and the best score so far."""
-        summary = self.summary
-        failed = summary.done - summary.succeeded
-        text = f"{summary.done:,} of {self._record.total:,} {self._record.what}s done, {failed:,} failed"
-        text += f"; {summary.unfinished:,} did not run to the end" if summary.unfinished else ""
-        score = summary.best.score
-        return text if score is None else f"{text}, the best so far {score:.6g}"
-
     async def _publish_report(self) -> None:
-        summary = self.summary
+        summary = self._summary
         if summary.done:
             summary.close_groups()
             ended = replace(self._record, ended=self._record.ended or time.time())  # An error is no end for the record.

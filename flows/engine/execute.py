@@ -12,14 +12,15 @@ from prefect.client.schemas.objects import State, TaskRun
 
 from ...blocks.retry import compute_backoff
 from ...sandbox.errors import PrepareError, QuotaExceeded, RlmBatchError, SandboxStartError
+from ...sandbox.meta import Meta
 from ...sandbox.result import Failure, Outcome, Result
 from ...tasks.check import explain_last, is_judged
 from ...tasks.engine_log import EXECUTE_TASK_NAME
-from ...tasks.execution import Execution, make_meta
+from ...tasks.execution import Execution
 from ...tasks.retry import DELAY_COUNT, JITTER_FACTOR, RetryPolicy, get_requested_wait
 from ...tasks.task_log import OutputLog
 from ...tasks.task_runs import build_tags, return_cancelled_state, show_tags
-from .lane import Lane, ProviderUnusable
+from .lane import Lane
 
 P = ParamSpec("P")
 
@@ -60,9 +61,9 @@ class TaskBatch:
 async def execute(lane: Lane, batch: TaskBatch) -> None:
     """Run the batch's executions that have no outcome yet, in the lane's sandbox, and record each outcome.
 
-    A temporary refusal ends the try. A provider that opened no sandbox within its `start_timeout` also ends it, because
-    the next execution would get none either. PrepareError is not an outcome of an execution: the remaining executions
-    of the batch have no outcome then.
+    A temporary refusal ends the try. If the provider opened no sandbox within its `start_timeout`, the run opens no
+    more, because the next execution would get none either. PrepareError is not an outcome of an execution: the
+    remaining executions of the batch have no outcome then.
 
     Raises:
         RlmBatchError: An error that is retried. Otherwise the error of the last execution that failed, so that the
@@ -85,16 +86,18 @@ async def execute(lane: Lane, batch: TaskBatch) -> None:
             raise  # This is not an outcome of an execution, and ends the flow run.
         except RlmBatchError as error:
             execution.errors.append(error)
+            is_refused = isinstance(error, (QuotaExceeded, SandboxStartError)) and lane.is_start_timeout_over
             if lane.run.policy.should_retry(error, len(execution.errors)):
                 retry_error = error
-                if isinstance(error, QuotaExceeded):
+                if is_refused or isinstance(error, QuotaExceeded):
                     break
             else:
                 batch.last_error = error
                 last = error if execution.ended is None else explain_last(error)
-                _record(lane, execution, Failure(last, error.meta or make_meta(execution)))
-            if isinstance(error, SandboxStartError) and lane.is_start_timeout_over:
-                break
+                _record(lane, execution, Failure(last, error.meta or Meta()))
+                if is_refused and not lane.run.plan.stop_on_failure:
+                    lane.run.slots.end(error)
+                    break
     if retry_error is not None:
         wait = max(compute_backoff(batch.try_count - 1), get_requested_wait(retry_error))
         get_run_logger().warning(
@@ -126,7 +129,7 @@ async def _attempt_execution(lane: Lane, execution: Execution) -> Result:
         except RlmBatchError as error:
             if not is_judged(error) or lane.run.policy.should_retry(error, execution.attempt):
                 raise
-            execution.ended = Failure(error, error.meta or make_meta(execution))
+            execution.ended = Failure(error, error.meta or Meta())
     return await _attempt(lane, partial(lane.check, execution))
 
 
@@ -153,8 +156,8 @@ async def _attempt(lane: Lane, run: Callable[[], Awaitable[Result]]) -> Result:
     while True:
         try:
             return await run()
-        except (QuotaExceeded, ProviderUnusable) as error:
-            if not lane.should_wait_out(error):
+        except QuotaExceeded as error:
+            if not lane.should_wait_out_refusal:
                 raise
             if get_requested_wait(error) > KEEP_SANDBOX_SECONDS:
                 await lane.release_while_waiting()

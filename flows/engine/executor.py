@@ -8,7 +8,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...sandbox.errors import RlmBatchError, SandboxStartError
+from ...sandbox.errors import QuotaExceeded, RlmBatchError, SandboxStartError
 from ...sandbox.result import Result
 from ...tasks.execution import Execution, with_index
 from ...tasks.task_runs import build_tags, has_tag_limit
@@ -108,8 +108,7 @@ class LaneExecutor:
                 batch = self._take_batch()
                 if batch is None:
                     break
-                if not await self._run_batch(task, lane, batch):
-                    return
+                await self._run_batch(task, lane, batch)
                 await lane.release_if_wanted()
             self.run.slots.dismiss_waiters()
         finally:
@@ -121,8 +120,8 @@ class LaneExecutor:
             return False
         return not (stop.failed_count and self.run.plan.stop_on_failure)
 
-    async def _run_batch(self, task: Any, lane: Lane, batch: TaskBatch) -> bool:
-        """Create the task run of a batch. Return False if the lane must stop. Raises errors that end the flow run."""
+    async def _run_batch(self, task: Any, lane: Lane, batch: TaskBatch) -> None:
+        """Create the task run of a batch. Raises errors that end the flow run."""
         for execution in batch.remaining_executions:
             self.run.listener.on_execution_start(execution.index)
         # Before a task run begins its work, Prefect asks the server for the limits of its tags. If the server does not
@@ -135,19 +134,14 @@ class LaneExecutor:
             raise asyncio.CancelledError
         if not batch.remaining_executions:
             del self._unfinished[batch]
-        last_error, stops_anyway = batch.last_error, self.run.plan.stop_on_failure
-        if isinstance(last_error, SandboxStartError) and lane.is_start_timeout_over and not stops_anyway:
-            self.run.slots.end(last_error)
-            return False
         if not batch.remaining_executions or self.run.stop.has_too_many_failures:
-            return True
+            return
         error = await state.result(raise_on_failure=False)
-        if isinstance(error, ProviderUnusable) and isinstance(error.__cause__, RlmBatchError):
-            admission = self.run.slots.admission
-            if admission.error is None and (self.run.plan.stop_on_failure or not admission.has_opened_sandbox):
-                raise error.__cause__
-            self.run.slots.end(error.__cause__)
-            return False
+        is_refused = isinstance(error, (ProviderUnusable, SandboxStartError, QuotaExceeded))
+        if is_refused and self.run.slots.admission.error is not None:
+            return
+        if isinstance(error, ProviderUnusable):
+            raise error.__cause__ or error
         if isinstance(error, BaseException):
             raise error
         raise RuntimeError(f"a task run ended as {state.name} before its executions were done: {state.message}")

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,8 @@ from ...sandbox.queries.answer_cache import AnswerCache
 from ...sandbox.queries.recursion import Queries
 from ...sandbox.queries.transcript import Transcript
 from ...sandbox.requests.execution_request import ExecutionRequest
-from ...sandbox.result import Result
-from ...tasks.capacity.admission import REFUSAL_PATIENCE_SECONDS, Permit
+from ...sandbox.result import Failure, Outcome, Result
+from ...tasks.capacity.admission import Permit
 from ...tasks.capacity.slots import Slot, Slots
 from ...tasks.check import ARCHIVE_NAME, UNPACK, build_archive, combine, explain
 from ...tasks.execution import Execution, build_pruned_result
@@ -40,14 +40,29 @@ from ...tasks.task_log import OutputLog
 from ...tasks.tracing import trace_execution
 from .run import Run
 
+OnOutput = Callable[[str, str], None] | None
 ALL_FILES = ["**"]  # the files that a check gets if `collect` names none
 
 
 class ProviderUnusable(Exception):
-    """The provider says that its configuration is wrong. The cause of this error is the provider's error.
+    """The lane gets no sandbox, and no execution has failed. The cause of this error is the provider's error.
 
-    It ends a flow run that has never had a sandbox. A flow run that has had a sandbox only starts no more executions.
+    Either the run opens no more sandboxes, or its first one has shown that the provider's configuration is wrong.
     """
+
+
+@dataclass(slots=True, eq=False)
+class _LaneSandbox:
+    """The sandbox of a lane. It opens at its first execution."""
+
+    interpreter: Interpreter
+    expires_at: float  # by the event loop's clock
+    opened_at: float | None = None  # the time of the request, by the same clock; None until the sandbox is open
+    has_state: bool = False  # The state of the plan's `state_context` is in it.
+    uploaded: set[str] = field(default_factory=set[str])  # paths of files for all executions
+    own_files: set[str] = field(default_factory=set[str])  # paths of files for one execution
+    kept: tuple[float, int] | None = None  # epoch seconds until which to keep it, and the failed execution's number
+    prepare_log: OutputLog | None = None  # None after the first execution
 
 
 class Lane:
@@ -63,20 +78,15 @@ class Lane:
         self.run = run
         self._slots = slots
         self._slot: Slot | None = None
-        self._permit: Permit | None = None  # The permit of the open sandbox, or of the next one.
-        self._opening: Permit | None = None  # The permit of a starting sandbox.
+        self._permit: Permit | None = None  # for the open sandbox, or for the next one
+        self._sandbox: _LaneSandbox | None = None
         self._tools = {name: self._count_calls(name, tool) for name, tool in run.tools.items()}
-        self._tool_calls: Counter[str] = Counter()  # Calls in the current execution.
-        self._prepare_log: OutputLog | None = None
-        self._has_state = False
-        self._interpreter: Interpreter | None = None
-        self._uploaded = set[str]()  # paths of files that the open sandbox has for all executions
-        self._own_files = set[str]()  # paths of files that it has for one execution
-        self._expires_at = 0.0
-        # Epoch seconds until which the open sandbox is kept after its end here, and the failed execution's number.
-        self._kept: tuple[float, int] | None = None
-        self._opened_at: float | None = None  # the event loop's time when the open sandbox was requested
+        self._tool_calls: Counter[str] = Counter()  # calls in the current execution
         self._check_lane = None if run.check is None else CheckLane(run, slots)
+
+    @property
+    def _has_state(self) -> bool:
+        return self._sandbox is not None and self._sandbox.has_state
 
     async def acquire(self, *, has_work: bool = False) -> bool:
         """Wait for a slot and a permit, unless the lane has them. Return False if no work is left for the lane."""
@@ -124,20 +134,34 @@ class Lane:
                 if slot is not None:
                     await self._slots.release(slot)
 
-    async def execute(
-        self,
-        execution: Execution,
-        on_output: Callable[[str, str], None] | None = None,
-    ) -> Result:
+    async def execute(self, execution: Execution, on_output: OnOutput = None) -> Result:
         """Return the result of one attempt at an execution. The flow run may keep the sandbox of one that failed.
 
-        Raises the errors of `Interpreter.run`, with complete `meta`. Raises ProviderUnusable if the provider says
-        that its configuration is wrong.
+        Raises the errors of `Interpreter.run`, with complete `meta`, and ProviderUnusable.
         """
-        with trace_execution(execution, self.run.provider.provider_name) as set_meta:
-            result = await self._execute(execution, on_output)
-            set_meta(result.meta)
-            return result
+        run = self.run
+        with trace_execution(execution, run.provider.provider_name) as set_meta:
+            self._tool_calls.clear()
+            try:
+                outcome: Outcome = await self._execute(execution, on_output)
+            except PrepareError:
+                raise  # This is not an outcome of an execution.
+            except RlmBatchError as error:
+                meta = error.meta or Meta(variables=execution.variables, provider=run.provider.provider_name)
+                error.meta = replace(execution.complete_meta(meta), tool_calls=dict(self._tool_calls))
+                if execution.pruning is None or not error.meta.pruned:
+                    await self._mark_as_kept(execution, error)
+                    raise
+                outcome = Failure(error, error.meta)
+            finally:
+                if not run.options.reuse_sandboxes and run.plan.state_context is None:
+                    await self.close_sandbox()
+            meta = replace(execution.complete_meta(outcome.meta), tool_calls=dict(self._tool_calls))
+            fields = outcome.outputs if isinstance(outcome, Result) else {}
+            set_meta(meta)
+            if execution.pruning is not None and meta.pruned:  # The trial is pruned, even if its code failed.
+                return build_pruned_result(meta, execution.pruning.objective, fields)
+            return Result(fields, meta)
 
     def has_check(self, execution: Execution) -> bool:
         """Return whether a check judges the execution."""
@@ -176,7 +200,7 @@ class Lane:
             return None
         try:
             return await lane.execute(request)
-        except (QuotaExceeded, ProviderUnusable):
+        except QuotaExceeded:
             await lane.release()
             return None
 
@@ -195,51 +219,23 @@ class Lane:
                 if self._slot is None:
                     self._slot, other._slot = other._slot, None
 
-    async def _execute(self, execution: Execution, on_output: Callable[[str, str], None] | None) -> Result:
-        self._tool_calls.clear()
-        objective = None if execution.pruning is None else execution.pruning.objective
-        is_used = False
+    async def _execute(self, execution: Execution, on_output: OnOutput) -> Result:
+        """Run the execution in the lane's sandbox, which may have to start first."""
+        sandbox = await self._get_sandbox()
+        is_reused = sandbox.interpreter.is_alive and not sandbox.has_state
         try:
-            interpreter = await self._get_interpreter()
-            is_used = interpreter.is_alive
-            result = await self._execute_in(interpreter, execution, on_output)
-        except PrepareError:
-            raise  # This is not an outcome of an execution.
-        except RlmBatchError as error:
-            if is_used and error.meta is None and not self._has_state and isinstance(error, (VolumeError, SandboxLost)):
+            return await self._execute_and_collect(sandbox, execution, on_output)
+        except BaseException as error:
+            if sandbox.opened_at is None:
+                await self._record_failed_start(sandbox, error)
+            elif isinstance(error, (VolumeError, SandboxLost)) and error.meta is None and is_reused:
                 # The code did not begin. An earlier execution may have made the sandbox refuse the files.
                 await self.close_sandbox()
                 if isinstance(error, VolumeError):
                     return await self._execute(execution, on_output)
-            meta = error.meta or Meta(variables=execution.variables, provider=self.run.provider.provider_name)
-            error.meta = self._complete_meta(meta, execution)
-            if objective is not None and error.meta.pruned:  # The trial is pruned, even if its code failed.
-                return build_pruned_result(error.meta, objective)
-            await self._mark_as_kept(execution, error)
             raise
         finally:
-            if not self.run.options.reuse_sandboxes and self.run.plan.state_context is None:
-                await self.close_sandbox()
-        result.meta = self._complete_meta(result.meta, execution)
-        if objective is not None and result.meta.pruned:
-            return build_pruned_result(result.meta, objective, result.outputs)
-        return result
-
-    async def _execute_in(
-        self, interpreter: Interpreter, execution: Execution, on_output: Callable[[str, str], None] | None
-    ) -> Result:
-        """Run the execution in a sandbox that may have to start first, and record a start that failed."""
-        try:
-            return await self._execute_and_collect(interpreter, execution, on_output)
-        except BaseException as error:
-            refusal = await self._record_failed_start(interpreter)
-            if refusal is not None and refusal is not error:
-                raise refusal from error
-            if isinstance(error, ConfigurationError) and error is interpreter.start_error:
-                raise ProviderUnusable from error
-            raise
-        finally:
-            log, self._prepare_log = self._prepare_log, None
+            log, sandbox.prepare_log = sandbox.prepare_log, None
             if log is not None:
                 log.close()
 
@@ -248,11 +244,12 @@ class Lane:
 
         A sandbox with state is kept when it is closed, because later steps may need it.
         """
-        run, interpreter = self.run, self._interpreter
+        run, sandbox = self.run, self._sandbox
         if run.kept_rest == 0 or run.policy.should_retry(error, execution.attempt):
             return
-        if interpreter is None or not interpreter.is_alive or error.meta is None:
+        if sandbox is None or not sandbox.interpreter.is_alive or error.meta is None:
             return
+        interpreter = sandbox.interpreter
         run.kept_rest -= 1
         try:
             files = await asyncio.to_thread(build_input_files, execution)
@@ -264,16 +261,14 @@ class Lane:
             run.kept_rest += 1
             return
         until = time.time() + KEEP_SECONDS
-        self._kept = until, execution.index
+        sandbox.kept = until, execution.index
         error.meta = replace(error.meta, kept_until=until)
         if run.plan.state_context is None:
             await self.close_sandbox()
 
-    async def _execute_and_collect(
-        self, interpreter: Interpreter, execution: Execution, on_output: Callable[[str, str], None] | None
-    ) -> Result:
+    async def _execute_and_collect(self, sandbox: _LaneSandbox, execution: Execution, on_output: OnOutput) -> Result:
         """Run the execution and take its files, even if it failed."""
-        run = self.run
+        run, interpreter = self.run, sandbox.interpreter
         folder_context: AbstractAsyncContextManager[Path | None] = nullcontext()
         execution.archive, execution.archive_problems = b"", ()  # not the files of an earlier attempt
         if run.files is not None:
@@ -282,8 +277,8 @@ class Lane:
             folder_context = open_temporary_folder()
         async with folder_context as folder:
             try:
-                await self._upload_files(interpreter, execution)
-                self._has_state = run.plan.state_context is not None
+                await self._upload_files(sandbox, execution)
+                sandbox.has_state = run.plan.state_context is not None
                 request = ExecutionRequest(
                     execution.code,
                     execution.variables,
@@ -337,27 +332,16 @@ class Lane:
         execution.get_usage = partial(getattr, queries.session.budget, "usage")
         return queries
 
-    async def _upload_files(self, interpreter: Interpreter, execution: Execution) -> None:
+    async def _upload_files(self, sandbox: _LaneSandbox, execution: Execution) -> None:
         find_uploads = self.run.plan.find_uploads
         uploads = {} if find_uploads is None else find_uploads(execution)
         for path, upload in uploads.items():
-            if path not in self._uploaded:
-                await interpreter.upload(path, await asyncio.to_thread(upload.read))
-                (self._own_files if upload.digest else self._uploaded).add(path)
-        for path in self._own_files - uploads.keys():  # Files of earlier executions would fill a reused sandbox.
-            await interpreter.upload(path, b"")
-            self._own_files.remove(path)
-
-    def _complete_meta(self, meta: Meta, execution: Execution) -> Meta:
-        return replace(
-            meta,
-            index=execution.index,
-            group=execution.place.group,
-            repeat=execution.place.repeat,
-            attempt=execution.attempt,
-            earlier_errors=execution.earlier_errors,
-            tool_calls=dict(self._tool_calls),
-        )
+            if path not in sandbox.uploaded:
+                await sandbox.interpreter.upload(path, await asyncio.to_thread(upload.read))
+                (sandbox.own_files if upload.digest else sandbox.uploaded).add(path)
+        for path in sandbox.own_files - uploads.keys():  # Files of earlier executions would fill a reused sandbox.
+            await sandbox.interpreter.upload(path, b"")
+            sandbox.own_files.remove(path)
 
     def _count_calls(self, name: str, tool: Tool) -> Tool:
         @wraps(tool)
@@ -367,78 +351,74 @@ class Lane:
 
         return call
 
-    async def _record_failed_start(self, interpreter: Interpreter) -> QuotaExceeded | None:
-        """Tell `admission` about a sandbox that did not start. Return the error of a temporary refusal, or None."""
-        permit, self._opening = self._opening, None
-        start_error = interpreter.start_error
-        if permit is None:  # The sandbox had started.
-            return None
-        if start_error is None:  # The sandbox was not requested.
-            self._permit = permit
-            return None
-        admission, refusal = self._slots.admission, _find_refusal(start_error)
+    async def _record_failed_start(self, sandbox: _LaneSandbox, error: BaseException) -> None:
+        """Tell `admission` about a sandbox that did not start. Raise QuotaExceeded for a temporary refusal.
+
+        A sandbox that opened proves the configuration, so a later 400 to 404 is treated as a temporary refusal. With a
+        revoked key, executions that cannot start fail, and running executions continue.
+        """
+        start_error, permit, admission = sandbox.interpreter.start_error, self._permit, self._slots.admission
+        if start_error is None or permit is None:  # The sandbox was not requested.
+            return
+        self._permit = None
+        refusal = _find_refusal(start_error)
+        if refusal is None and isinstance(start_error, ConfigurationError) and admission.has_opened_sandbox:
+            refusal = QuotaExceeded(start_error.text)
         if refusal is not None:
             admission.record_refusal(permit, refusal.retry_after, refusal.summary)
-        elif isinstance(start_error, ConfigurationError) and admission.has_opened_sandbox:
-            admission.record_refusal(permit, None, start_error.summary)
         else:
             admission.record_failure(permit)
-        self._has_state = False
         await self.close_sandbox()
-        return refusal
+        if refusal is not None and refusal is not error:
+            raise refusal from error
+        if refusal is None and isinstance(error, ConfigurationError) and error is start_error:
+            raise ProviderUnusable from error
 
-    async def _get_interpreter(self) -> Interpreter:
-        if self._has_state and self._interpreter is not None:
-            if not self._interpreter.is_alive:
+    async def _get_sandbox(self) -> _LaneSandbox:
+        """Return the open sandbox if it has time for an execution, or else a new one."""
+        now, sandbox, lifetime = asyncio.get_running_loop().time, self._sandbox, 2 * self.run.options.timeout
+        if sandbox is not None and sandbox.has_state:
+            if not sandbox.interpreter.is_alive:
                 raise StateLost(
                     "the sandbox with the state of the earlier steps is lost: start again with the first step"
                 )
-            return self._interpreter
-        run, now, lifetime = self.run, asyncio.get_running_loop().time, 2 * self.run.options.timeout
-        if self._interpreter is not None and (not self._interpreter.is_alive or now() + lifetime > self._expires_at):
+            return sandbox
+        if sandbox is not None and (not sandbox.interpreter.is_alive or now() + lifetime > sandbox.expires_at):
             await self.close_sandbox()
         await self.acquire_for_work()
-        if self._interpreter is not None:
-            return self._interpreter
-        await self._slots.wait_for_creation()
-        # The sandbox opens later. The lane's permit is for that sandbox.
-        interpreter = self._interpreter = run.provider.interpreter(
+        if self._sandbox is None:
+            await self._slots.wait_for_creation()
+            self._sandbox = self._make_sandbox(now(), lifetime)
+        return self._sandbox
+
+    def _make_sandbox(self, requested_at: float, lifetime: float) -> _LaneSandbox:
+        """Return a sandbox that is requested now, for at least `lifetime` seconds."""
+        run = self.run
+        interpreter = run.provider.interpreter(
             run=run.run_id,
             server=run.server_id,
             timeout=run.options.timeout,
             tools=self._tools,
             prepare=run.preparation,
         )
+        sandbox = _LaneSandbox(interpreter, requested_at + max(run.provider.lifetime, lifetime))
         if run.preparation is not None and run.options.log_output:
-            self._prepare_log = OutputLog(run.prepare_lines, "prepare: ", run.log)
-            interpreter.on_prepare_output = self._prepare_log.write
-        requested_at = now()
-        self._expires_at = requested_at + max(run.provider.lifetime, lifetime)
-        permit, self._permit = self._permit, None
-        assert permit is not None
-        self._opening = permit
+            sandbox.prepare_log = OutputLog(run.prepare_lines, "prepare: ", run.log)
+            interpreter.on_prepare_output = sandbox.prepare_log.write
 
         def record_opening() -> None:
-            self._slots.admission.record_opening(permit)
-            self._permit, self._opening = permit, None
-            self._opened_at = requested_at
+            assert self._permit is not None
+            self._slots.admission.record_opening(self._permit)
+            sandbox.opened_at = requested_at
             run.usage.sandboxes += 1
 
         interpreter.on_start = record_opening
-        return interpreter
+        return sandbox
 
-    def should_wait_out(self, error: BaseException) -> bool:
-        """Return whether to wait after a refusal, because the run has had sandboxes. It is not a failed attempt then.
-
-        A sandbox that opened proves the configuration, so a later 400 to 404 is treated as transient. With a revoked
-        key, executions that cannot start fail, and running executions continue.
-        """
-        admission = self._slots.admission
-        if self._permit is not None or admission.error is not None:
-            return False
-        if isinstance(error, QuotaExceeded):
-            return admission.had_sandbox_within(REFUSAL_PATIENCE_SECONDS)
-        return isinstance(error, ProviderUnusable) and admission.has_opened_sandbox and not self.is_start_timeout_over
+    @property
+    def should_wait_out_refusal(self) -> bool:
+        """True after a refusal that is not a failed attempt, because the run has had sandboxes or has just begun."""
+        return self._permit is None and self._slots.admission.error is None and not self.is_start_timeout_over
 
     @property
     def is_start_timeout_over(self) -> bool:
@@ -452,20 +432,16 @@ class Lane:
 
     async def close_sandbox(self) -> None:
         """Remove the sandbox, if one is open, or leave it open if it is kept."""
-        interpreter, self._interpreter = self._interpreter, None
-        kept, self._kept = self._kept, None
-        self._uploaded.clear()
-        self._own_files.clear()
+        sandbox, self._sandbox = self._sandbox, None
+        permit, self._permit = self._permit, None
         try:
-            if interpreter is not None and kept is not None:
-                await interpreter.keep(*kept)
-            elif interpreter is not None:
-                await interpreter.shutdown()
+            if sandbox is not None and sandbox.kept is not None:
+                await sandbox.interpreter.keep(*sandbox.kept)
+            elif sandbox is not None:
+                await sandbox.interpreter.shutdown()
         finally:
-            if self._opened_at is not None:
-                self.run.usage.sandbox_seconds += asyncio.get_running_loop().time() - self._opened_at
-                self._opened_at = None
-            permit, self._permit, self._opening = self._permit or self._opening, None, None
+            if sandbox is not None and sandbox.opened_at is not None:
+                self.run.usage.sandbox_seconds += asyncio.get_running_loop().time() - sandbox.opened_at
             if permit is not None:
                 self._slots.admission.release(permit)
 
@@ -479,13 +455,12 @@ class CheckLane(Lane):
         run.check, run.preparation, run.tools, run.kept_rest = None, None, {}, 0
         super().__init__(run, slots)
 
-    async def _execute_and_collect(
-        self, interpreter: Interpreter, execution: Execution, on_output: Callable[[str, str], None] | None
-    ) -> Result:
+    async def _execute_and_collect(self, sandbox: _LaneSandbox, execution: Execution, on_output: OnOutput) -> Result:
+        interpreter = sandbox.interpreter
         if execution.archive:
             await interpreter.upload(ARCHIVE_NAME, execution.archive)
             await interpreter.execute(UNPACK)
-        await self._upload_files(interpreter, execution)
+        await self._upload_files(sandbox, execution)
         return await interpreter.execute(
             execution.code, execution.variables, encoded=execution.encoded_variables, refuse_exit=True
         )

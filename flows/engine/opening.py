@@ -8,7 +8,6 @@ import math
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import asdict
 
 from prefect.exceptions import Pause
 from prefect.runtime import flow_run
@@ -22,7 +21,7 @@ from ...tasks.ledger.result_index import ResultCache, ResultIndex, get_results_r
 from ...tasks.ledger.run_record import RunRecord
 from ...tasks.ledger.shard_store import ShardStore
 from ...tasks.tracing import set_run_totals
-from ..reporting.report import describe_usage
+from ..reporting.report import describe_run, describe_usage
 from ..reporting.summary import RunSummary
 from ..sharding.coordinator import ShardingExecutor
 from ..sharding.work_pool import plan_shards
@@ -31,7 +30,6 @@ from .executor import LaneExecutor
 from .failures import describe_rerun
 from .outcome_sink import MemoryStore, OutcomeSink
 from .run import Run
-from .run_outcome import build_run_outcome
 from .turn_calls import TurnCalls
 
 
@@ -51,10 +49,10 @@ async def open_run(run: Run) -> AsyncIterator[None]:
         ConfigurationError: The ledger or the work pool of shards cannot be used; nothing has run.
         OSError: The ledger cannot be written.
     """
-    run.outcome = run.report = None  # Prefect may have retried the flow run.
+    run.message, run.report = "", None  # Prefect may have retried the flow run.
     await _start(run)
     log, ledger, record = run.log, run.ledger, run.record
-    artifacts = run.artifacts = ArtifactPublisher(record, log)
+    summary = run.summary = RunSummary(run.plan.report_spec)
     run.sink = OutcomeSink(run, [run.store.add_outcome])
     run.listener.on_start(run.plan.total, run.environment, str(ledger.path), run.plan.report_spec, record.name)
     if run.ui_url is not None:
@@ -69,9 +67,11 @@ async def open_run(run: Run) -> AsyncIterator[None]:
                 raise ConfigurationError(f"{text}, and a search needs its ledger alone: wait until that run has ended")
             run.sink.warn(f"{text}: executions that both have are run twice")
         run.cache = await _open_cache(run)
-        async with artifacts, open_capacity(run):
-            yield
-            _complete_record(run, artifacts.summary)
+        async with ArtifactPublisher(record, summary, log), open_capacity(run):
+            try:
+                yield
+            finally:
+                _complete_record(run, summary)
             if run.plan.may_stop_early and isinstance(run.store, MemoryStore):
                 record.total = len(run.store.outcomes)
             record.ended = time.time()
@@ -87,12 +87,10 @@ async def open_run(run: Run) -> AsyncIterator[None]:
         raise
     finally:
         ledger.unregister_writer()
-        _complete_record(run, artifacts.summary)
         await asyncio.shield(asyncio.to_thread(record.finish))
-    run.sink.log_unlogged_failures()
-    set_run_totals(run.plan.total, artifacts.summary.failed, artifacts.summary.usage)
-    run.outcome = build_run_outcome(record, artifacts.summary)
-    log.info("%s", run.outcome.message)
+    set_run_totals(run.plan.total, summary.failed, summary.usage)
+    run.message = f"{describe_run(summary, record.total)}; results in {record.results_path}"
+    log.info("%s", run.message)
 
 
 async def _start(run: Run) -> None:
@@ -139,26 +137,18 @@ async def open_capacity(run: Run) -> AsyncIterator[None]:
 
 def _make_record(run: Run) -> RunRecord:
     """Return the record of this start of the flow run."""
-    plan, spec = run.plan, run.plan.report_spec
+    plan = run.plan
     return RunRecord(
         flow=flow_run.flow_name,
         results_path=str(run.ledger.path),
         flow_run_id=run.run_id,
         name=flow_run.name,
-        what=spec.noun,
-        objective=spec.objective,
-        direction=spec.direction,
-        objectives=[asdict(item) for item in spec.objectives] if len(spec.objectives) > 1 else [],
-        space=spec.space,
-        constraints=list(spec.constraints),
         search=plan.search,
         provider=run.provider.provider_name,
         total=plan.total,
-        repeats=None if spec.repeats is None else spec.repeats.count,
-        groups=None if spec.repeats is None else spec.repeats.groups,
-        aggregate=spec.aggregate,
         began=time.time(),
         column_types=plan.column_types,
+        **plan.report_spec.build_record_fields(),
     )
 
 

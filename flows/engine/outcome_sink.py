@@ -81,16 +81,11 @@ class OutcomeSink:
 
     def _build_unrun_failure(self, execution: Execution, error: RlmBatchError) -> Failure:
         meta = Meta(
-            index=execution.index,
             variables=execution.variables,
             provider=self.run.provider.provider_name,
-            attempt=execution.attempt,
-            earlier_errors=execution.earlier_errors,
             queries=execution.summarize_queries(),
-            group=execution.place.group,
-            repeat=execution.place.repeat,
         )
-        return Failure(error, meta)
+        return Failure(error, execution.complete_meta(meta))
 
     def record_cached(self, execution: Execution, outcome: Outcome, *, is_stored: bool = False) -> None:
         """Record an execution's outcome from an earlier run. `is_stored` says that the store already has it."""
@@ -113,12 +108,6 @@ class OutcomeSink:
         self.run.log.warning("%s", text)
         self.run.listener.on_warning(text)
 
-    def log_unlogged_failures(self) -> None:
-        """Log the number of failures of each kind for which the log does not show all failures."""
-        for kind, count in self._kind_counts.items():
-            if count > _get_log_limit(kind):
-                self.run.log.warning("%d executions failed with %s", count, kind)
-
     def _store(self, execution: Execution, outcome: Outcome) -> None:
         execution.is_done = True
         for observe in self.observers:
@@ -140,8 +129,8 @@ class OutcomeSink:
                 first, *others = outcome.meta.not_collected
                 more = f" (and {len(others):,} more)" if others else ""
                 self.warn(f"{self.run.plan.label(execution)}: not collected: {first}{more}")
-        if self.run.artifacts is not None:
-            self.run.artifacts.summary.add(outcome)
+        if self.run.summary is not None:
+            self.run.summary.add(outcome)
         self.run.listener.on_outcome(outcome, cached=cached)
         check = self.run.plan.check_first
         if check is None or self._has_checked_first or not isinstance(outcome, Result):
@@ -154,15 +143,11 @@ class OutcomeSink:
                 self._error = ConfigurationError(f"{error}; the results are in {self.run.ledger.path}")
 
     def _log_failure(self, execution: Execution, error: RlmBatchError) -> None:
-        kind, log = describe_kind(error), self.run.log
+        """Log the first failures of a kind. The report counts the others."""
+        kind = describe_kind(error)
         self._kind_counts[kind] += 1
-        count, limit = self._kind_counts[kind], _get_log_limit(kind)
+        count, limit = self._kind_counts[kind], 1 if isinstance(error, NotRun) else MAX_LOGGED_FAILURES
         if count <= limit:
-            log.warning("%s failed: %s: %s", self.run.plan.label(execution), type(error).__name__, error.summary)
-        if count == limit and limit > 1:
-            log.warning("more failures with %s are only counted", kind)
-
-
-def _get_log_limit(kind: str) -> int:
-    """Return how many failures of a kind get a line each in the log. Executions that were not run get one in all."""
-    return 1 if kind == NotRun.__name__ else MAX_LOGGED_FAILURES
+            more = f"; the log shows no more failures with {kind}" if count == limit else ""
+            text = "%s failed: %s: %s%s"
+            self.run.log.warning(text, self.run.plan.label(execution), type(error).__name__, error.summary, more)

@@ -40,10 +40,10 @@ from ..listener import FlowListener, NotebookProgress, is_notebook
 from ..orphans import get_server_id, register_own_run
 from ..parameters import FlowParameters, Options
 from ..plan import Outcomes, Plan
+from ..reporting.summary import RunSummary
 from ..reports import Report
-from .artifacts import ArtifactPublisher
+from .artifacts import describe_progress
 from .failures import StopConditions
-from .run_outcome import RunOutcome
 from .turn_calls import TurnCalls
 
 if TYPE_CHECKING:
@@ -101,11 +101,11 @@ class Run:
     store: "MemoryStore | ShardStore" = field(init=False)
     cache: ResultCache = field(init=False)
     record: RunRecord = field(init=False)
-    artifacts: ArtifactPublisher | None = None  # None in a shard
+    summary: RunSummary | None = None  # None in a shard
     turn_calls: TurnCalls | None = None
     slots: Slots = field(init=False)
     executor: "LaneExecutor | ShardingExecutor" = field(init=False)
-    outcome: RunOutcome | None = None
+    message: str = ""  # a sentence about the outcomes, once all executions have ended
     report: Report | None = None
 
     async def check_before_start(self) -> None:
@@ -216,7 +216,7 @@ async def prepare_run(parameters: FlowParameters[Any], plan: Plan, listener: Flo
     if listener is not None:
         run.listener = listener
     elif is_notebook():
-        run.listener = NotebookProgress(lambda: run.artifacts.describe_progress() if run.artifacts else "")
+        run.listener = NotebookProgress(lambda: describe_progress(run.record, run.summary))
     if options.shards is None:  # Shards check the provider and the model on their own machines.
         await run.check_before_start()
     return run

@@ -1,10 +1,9 @@
-"""The end of a flow run: its state's message, an event for automations, and the reference that Prefect keeps."""
+"""The end of a flow run: an event for automations, and the reference that Prefect keeps."""
 
 import asyncio
 import itertools
 import json
 import math
-from dataclasses import dataclass
 from typing import Any
 
 from prefect import get_run_logger
@@ -19,8 +18,7 @@ from prefect.serializers import JSONSerializer
 from ...blocks.storage.location import write_file
 from ...tasks.ledger.result_index import get_results_root
 from ...tasks.ledger.run_record import RunRecord
-from ..reporting.report import describe_run
-from ..reporting.summary import RunSummary
+from .run import Run
 
 MAX_VALUES = 100  # variables, and also fields, in an event; Prefect limits its size
 MAX_VALUE_CHARACTERS = 1_000  # characters of a variable or field as JSON
@@ -29,52 +27,32 @@ FLOW_RUN_ROLE = {"prefect.resource.role": "flow-run"}
 DECODER = "rlm_batch.flows.run_report.load_reference"  # Prefect imports it to read a result.
 
 
-@dataclass(frozen=True, slots=True)
-class RunOutcome:
-    """The outcome of a flow run, as text and as the payload of its event."""
-
-    record: RunRecord
-    message: str
-    payload: dict[str, Any]
-
-    def emit(self, kind: str) -> None:
-        """Send the event `rlm-batch.run.KIND`, such as `rlm-batch.run.completed`."""
-        emit_event(
-            f"rlm-batch.run.{kind}",
-            resource={
-                "prefect.resource.id": f"rlm-batch.run.{self.record.flow_run_id}",
-                "prefect.resource.name": self.record.name,
-                "rlm-batch.flow": self.record.flow,
-            },
-            related=[{"prefect.resource.id": f"prefect.flow-run.{self.record.flow_run_id}", **FLOW_RUN_ROLE}],
-            payload=self.payload,
-        )
-
-
-def build_run_outcome(record: RunRecord, summary: RunSummary) -> RunOutcome:
-    """Return the counts, the best trial if there is one, and the place of the results."""
-    best = summary.best.result
+def emit_run_event(run: Run, kind: str) -> None:
+    """Send the event `rlm-batch.run.KIND`, such as `rlm-batch.run.completed`, with the counts and the best trial."""
+    record, summary = run.record, run.summary
+    assert summary is not None
+    best, score = summary.best.result, summary.best.score
     payload: dict[str, Any] = {
-        "flow": record.flow,
-        "name": record.name,
-        "total": record.total,
-        "succeeded": summary.succeeded,
-        "failed": summary.failed,
-        "not_run": summary.not_run,
-        "objective": record.objective,
-        "direction": record.direction,
-        "best": None,
-        "results_path": record.results_path,
-    }
-    if best is not None:
-        score = summary.best.score
-        payload["best"] = {
+        **{name: getattr(record, name) for name in ("flow", "name", "total", "objective", "direction", "results_path")},
+        **{name: getattr(summary, name) for name in ("succeeded", "failed", "not_run")},
+        "best": best
+        and {
             "index": best.meta.index,
             "value": score if score is None or math.isfinite(score) else None,
             "variables": _keep_short(best.meta.variables),
             "fields": _keep_short(best.outputs),
-        }
-    return RunOutcome(record, f"{describe_run(summary, record.total)}; results in {record.results_path}", payload)
+        },
+    }
+    emit_event(
+        f"rlm-batch.run.{kind}",
+        resource={
+            "prefect.resource.id": f"rlm-batch.run.{record.flow_run_id}",
+            "prefect.resource.name": record.name,
+            "rlm-batch.flow": record.flow,
+        },
+        related=[{"prefect.resource.id": f"prefect.flow-run.{record.flow_run_id}", **FLOW_RUN_ROLE}],
+        payload=payload,
+    )
 
 
 async def with_reference(value: Any, record: RunRecord) -> Any:

@@ -21,7 +21,6 @@ INITIAL_PERMITS = 20  # sandboxes at once; the lowest published limit, 300 a min
 FIRST_OPENINGS_PER_SECOND = 20.0  # the rate after `INITIAL_PERMITS`; each opened sandbox adds one
 MAX_OPENINGS_PER_SECOND = 60.0  # the largest of Daytona's published limits is ten a second
 LONGEST_PAUSE_SECONDS = 30.0  # the longest pause after refusals that name no time
-REFUSAL_PATIENCE_SECONDS = 60.0  # After so long without a sandbox, a refusal is an error.
 LOG_INTERVAL_SECONDS = 300.0  # seconds between two log lines on refusals
 
 

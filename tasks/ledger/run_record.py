@@ -71,6 +71,20 @@ class ReportSpec:
         """Return the spec of a run that repeats each of its groups, or this spec if `count` is None."""
         return self if count is None else replace(self, repeats=Repeats(count, groups), aggregate=aggregate)
 
+    def build_record_fields(self) -> dict[str, Any]:
+        """Return the spec as fields of a `RunRecord`. `RunRecord.report_spec` reads them."""
+        return {
+            "what": self.noun,
+            "objective": self.objective,
+            "direction": self.direction,
+            "objectives": [asdict(item) for item in self.objectives] if len(self.objectives) > 1 else [],
+            "space": self.space,
+            "constraints": list(self.constraints),
+            "repeats": None if self.repeats is None else self.repeats.count,
+            "groups": None if self.repeats is None else self.repeats.groups,
+            "aggregate": self.aggregate,
+        }
+
     def is_feasible(self, fields: Mapping[str, Any]) -> bool:
         """Return whether each constraint is a number of at most 0, or False, in a trial's fields."""
         values = [fields.get(name) for name in self.constraints]

@@ -23,9 +23,10 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from rlm_batch import batch, chunks, sequence, sweep
 from rlm_batch.flows.engine.artifacts import ArtifactPublisher
+from rlm_batch.flows.reporting.summary import RunSummary
 from rlm_batch.sandbox.meta import Meta
 from rlm_batch.sandbox.result import Result
-from rlm_batch.tasks.ledger.run_record import RunRecord
+from rlm_batch.tasks.ledger.run_record import ReportSpec, RunRecord
 
 from ...infra.waiting import wait_until_async
 from ..conftest import find_run_id
@@ -109,13 +110,13 @@ async def test_progress_is_published_during_a_run_and_ends_complete(tmp_path: Pa
 async def test_a_missing_server_causes_one_warning_and_fails_no_run(
     closed_address: str, caplog: pytest.LogCaptureFixture
 ):
-    record = RunRecord("sweep", "/a/ledger", total=2)
+    record, summary = RunRecord("sweep", "/a/ledger", total=2), RunSummary(ReportSpec())
     log = logging.getLogger("test_told")
     outcomes = [Result({"y": 1}, Meta(index=0)), Result({"y": 2}, Meta(index=1))]
     with temporary_settings({PREFECT_API_URL: f"http://{closed_address}/api"}), caplog.at_level("WARNING", "test_told"):
-        async with ArtifactPublisher(record, log) as artifacts:
+        async with ArtifactPublisher(record, summary, log):
             for outcome in outcomes:
-                artifacts.summary.add(outcome)
+                summary.add(outcome)
     (said,) = [record.getMessage() for record in caplog.records if record.name == "test_told"]
     assert "`rlm-batch report /a/ledger` makes one" in said
     assert "\n" not in said

@@ -96,8 +96,7 @@ async def test_executions_that_did_not_run_are_counted_in_one_line(caplog: pytes
         "set a higher `max_failures`"
     )
     assert [line for line in lines if "NotRun" in line] == [
-        f"execution 2 failed: NotRun: {reason}",
-        "28 executions failed with NotRun",
+        f"execution 2 failed: NotRun: {reason}; the log shows no more failures with NotRun"
     ]
     assert lines[-1].startswith("ExecutionsFailed: 2 of 30 executions failed and 28 did not run")
 

@@ -26,6 +26,7 @@ from rlm_batch import (
     batch,
 )
 from rlm_batch.flows.engine.execute import configure_task, execute
+from rlm_batch.flows.engine.lane import Lane
 from rlm_batch.tasks.retry import RetryPolicy
 
 from ...infra.execution_counter import COUNT_EXECUTION, ExecutionCounter
@@ -151,7 +152,7 @@ async def test_invalid_settings_end_the_flow_at_once(daytona: Any, counter: Exec
 async def test_a_run_fails_after_its_retries_when_the_workspace_stays_full(
     daytona: Any, counter: ExecutionCounter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlm_batch.flows.engine.lane.REFUSAL_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(Lane, "should_wait_out_refusal", False)
     monkeypatch.setattr("rlm_batch.tasks.capacity.admission.LONGEST_PAUSE_SECONDS", 0.05)
     daytona.set(max_sandboxes=0)
     failures = await batch(
