@@ -1,7 +1,8 @@
 """Repeats: the numbers of a run's executions, if each input runs several times."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ..sandbox.errors import ConfigurationError
@@ -57,24 +58,15 @@ class RepeatedItems:
     prepare: str | None = None
 
     def __iter__(self) -> Iterator[Item]:
-        needs_repeat = make_repeat_test(self.prepare)
         for code, variables in self.items:
             for repeat in range(self.count):
-                yield code, add_repeat(variables, repeat) if needs_repeat(code) else variables
+                yield code, add_repeat(variables, repeat) if reads_repeat(code, self.prepare) else variables
 
 
-def make_repeat_test(prepare: str | None) -> Callable[[str], bool]:
-    """Return a function that says whether code reads the variable `repeat`. It remembers its last answer."""
-    is_prepared = prepare is not None and defines_global(prepare, REPEAT)
-    last: tuple[str, bool] | None = None
-
-    def test(code: str) -> bool:
-        nonlocal last
-        if last is None or last[0] is not code:
-            last = code, not is_prepared and reads_global(code, REPEAT)
-        return last[1]
-
-    return test
+@lru_cache(maxsize=100)
+def reads_repeat(code: str, prepare: str | None) -> bool:
+    """Return whether code reads the variable `repeat`, and `prepare` does not define it."""
+    return reads_global(code, REPEAT) and (prepare is None or not defines_global(prepare, REPEAT))
 
 
 def add_repeat(variables: dict[str, Any], repeat: int) -> dict[str, Any]:

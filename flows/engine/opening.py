@@ -158,7 +158,7 @@ async def _open_cache(run: Run) -> ResultCache:
     if index is not None:
         index.refresh()
     if isinstance(run.store, ShardStore):
-        return ResultCache(run.ledger, run.store.find_previous_line, index)
+        return ResultCache(run.ledger, lambda _key: None, index)  # The executor reads this ledger itself.
     lines = await asyncio.to_thread(run.ledger.load_latest_lines)
     if run.plan.state_context is None:  # With shared state, results of some executions are of no use.
         count = sum(line.is_success for line in lines.values())

@@ -21,7 +21,7 @@ from ...sandbox.result import MaybeNone, Outcome, Result
 from ...sandbox.wire.strict_json import NotJsonError
 from ...tasks.execution import Execution, add_index, compute_key, number_seed
 from ...tasks.ledger.run_record import ReportSpec
-from ...tasks.repeats import REPEAT, Repeats, add_repeat, locate_execution, make_repeat_test
+from ...tasks.repeats import REPEAT, Repeats, add_repeat, locate_execution, reads_repeat
 from ..inputs.conversion import Code, DataById, DataItem, Items, PathText
 from ..inputs.readers import (
     Inputs,
@@ -278,7 +278,7 @@ def _build_executions(
     The first repeat has the key of a job without repeats, unless the code reads the number of the repeat.
     """
     prepare = None if preparation is None else preparation.code
-    needs_repeat = repeats is not None and make_repeat_test(prepare)(code)
+    needs_repeat = repeats is not None and reads_repeat(code, prepare)
     count = 1 if repeats is None else repeats.count
     for number, part in enumerate(parts):
         chunk_id = part["chunk_id"]

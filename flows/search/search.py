@@ -19,7 +19,7 @@ from ...tasks.ledger.ledger import Ledger
 from ...tasks.ledger.ledger_line import AskedTrial, LedgerLine, TrialReport, encode_asked_trial, encode_trial_report
 from ...tasks.ledger.result_index import ResultCache
 from ...tasks.ledger.run_record import ReportSpec
-from ...tasks.repeats import add_repeat, make_repeat_test
+from ...tasks.repeats import add_repeat, reads_repeat
 from ..reporting.best_trials import BestTrials, is_score
 from ..reporting.groups import aggregate_group
 from .plan import Point, SearchPlan
@@ -206,7 +206,7 @@ async def execute_search(plan: SearchPlan, code: str, run: "Run") -> None:
     """Execute a search's trials."""
     executor, spec, prepare = run.executor, run.plan.report_spec, run.preparation
     fingerprint = {**await run.compute_fingerprint(), **plan.fingerprint()}
-    needs_repeat = spec.repeats is not None and make_repeat_test(None if prepare is None else prepare.code)(code)
+    needs_repeat = spec.repeats is not None and reads_repeat(code, prepare and prepare.code)
     search = Search(plan, code, fingerprint, run.ledger, run.cache, spec, needs_repeat)
     await asyncio.to_thread(search.load_history)
     had_stopped = bool(search.stop.reason)

@@ -18,7 +18,6 @@ from pathlib import PurePath
 
 import httpx
 from prefect.client.orchestration import PrefectClient
-from prefect.client.schemas.objects import StateType
 from prefect.deployments.flow_runs import arun_deployment
 from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run
@@ -27,6 +26,7 @@ from prefect.states import Crashed
 from ...sandbox.cancellation import run_shielded
 from ...sandbox.errors import ConfigurationError, DeadlineExceeded, NotRun, PrepareError, RlmBatchError
 from ...sandbox.queries.budget import Usage
+from ...sandbox.result import Outcome
 from ...tasks.execution import Execution
 from ...tasks.ledger.ledger import LedgerLine
 from ...tasks.ledger.run_record import list_run_records
@@ -34,14 +34,15 @@ from ...tasks.ledger.shard_files import ShardFiles, ShardHeader
 from ...tasks.ledger.shard_store import ShardStore
 from ..engine.executor import FindResult
 from ..engine.run import Run
+from ..orphans import read_flow_runs
 from ..parameters import MAX_TASK_RUNS, Options
-from .shard_runs import HEARTBEAT_ENVIRONMENT, HEARTBEAT_SECONDS, Shard, cancel_runs, poll_heartbeats, poll_states
+from .shard_runs import HEARTBEAT_ENVIRONMENT, HEARTBEAT_SECONDS, Shard, cancel_runs, look_for_heartbeats, poll_states
 from .work_pool import ShardPlan, open_server_client
 
 POLL_INTERVAL_SECONDS = 1.0
-SILENCE_SECONDS = 4.0 * HEARTBEAT_SECONDS  # A running shard without a sign of life for so long counts as dead.
+MAX_SILENT_LOOKS = 4  # looks for heartbeats; a running shard without a sign of life for so many counts as dead
 GATHER_SECONDS = 60.0  # A network file system may show the last lines of a completed shard so late.
-IDLE_WARNING_SECONDS = 60.0  # The job warns if no shard has run for so long.
+MAX_IDLE_LOOKS = 2  # looks for heartbeats; the job warns if no shard has run at so many in a row
 CANCEL_TIMEOUT_SECONDS = 20.0  # A worker kills a run that waits for cancelled shards for 30 s.
 MAX_FRUITLESS_ATTEMPTS = 3  # Then the executor gives up the shard: attempts in a row without any outcome.
 MAX_JOB_TASK_RUNS = 10_000  # task runs of all shards together, unless `executions_per_task` is set
@@ -57,8 +58,7 @@ class ShardingExecutor:
     store: ShardStore
     plan: ShardPlan
     _read_new_lines: Callable[[], Iterator[LedgerLine]] | None = None
-    _polled_at: float = 0.0  # the time of the last poll, by the event loop's clock
-    _listened_at: float = 0.0  # the time of the last look for heartbeats
+    _idle_looks: int = 0  # looks for heartbeats in a row at which no shard was running
     _job_id: str = ""  # in the names of the files of these shards
     _shards: list[Shard] = field(default_factory=list[Shard])
     _active: dict[int, Shard] = field(default_factory=dict[int, Shard])
@@ -91,25 +91,29 @@ class ShardingExecutor:
 
     async def _add_executions(self, executions: Iterator[Execution], find_result: FindResult) -> None:
         """Add all executions and their earlier results to the store, and cut those without a result into shards."""
-        if self._read_new_lines is None:
-            self._read_new_lines = self.run.ledger.follow_lines()
-            async for line in self._read_news():
-                self.store.add_previous_line(line)
         first, count = 0, 0
         for execution in executions:
             first = execution.index if not count else first
             count += 1
-            result = find_result(execution)
             self.store.add_execution(execution)
-            if result is not None:
-                self.store.record_previous_result(execution)
-                self.run.sink.record_cached(execution, result, is_stored=True)
-                self.run.sink.raise_error()
             if count % 500 == 0:
                 await asyncio.sleep(0)  # A million executions take half a minute, and Ctrl-C must work meanwhile.
+        self._read_new_lines = self.run.ledger.follow_lines()
+        async for line in self._read_news():
+            if line.is_success and (outcome := self.store.record_line(line)) is not None:
+                self._record_cached(outcome)
+        if self.run.options.cache_results:
+            for execution in self.store.iterate_unfinished(first, first + count):
+                if (result := find_result(execution)) is not None:
+                    self.store.record_adopted(execution)
+                    self._record_cached(result)
         bounds = [*self.store.find_starts(first, first + count, self.plan.shard_count), first + count]
         self._shards = [Shard(number, *bound) for number, bound in enumerate(itertools.pairwise(bounds))]
         self._active, self._job_id = {}, uuid.uuid4().hex[:12]
+
+    def _record_cached(self, outcome: Outcome) -> None:
+        self.run.sink.record_cached(_make_placeholder(outcome), outcome, is_stored=True)
+        self.run.sink.raise_error()
 
     async def _read_news(self) -> AsyncIterator[LedgerLine]:
         """Yield the lines that the ledger has gained since the last call."""
@@ -126,8 +130,7 @@ class ShardingExecutor:
             outcome = self.store.record_line(line)
             self._count_usage(line)
             if outcome is not None:
-                index = outcome.meta.index or 0
-                self.run.sink.record_gathered(Execution(index, "", outcome.meta.variables, ""), outcome)
+                self.run.sink.record_gathered(_make_placeholder(outcome), outcome)
 
     def _count_usage(self, line: LedgerLine) -> None:
         """Add what an execution of a shard has used. Other lines are copies of other ledgers' results."""
@@ -146,13 +149,18 @@ class ShardingExecutor:
         """Start the shards, and watch them until all executions have an outcome."""
         waiting = self._shards[::-1]
         clock = asyncio.get_running_loop().time
-        counted_at = running_at = answered_at = self._polled_at = self._listened_at = clock()
+        looked_at = answered_at = clock()
         while True:
             if self.run.stop.has_too_many_failures:
                 await self._cancel_active(client)
                 break
             try:
-                await self._poll_shards(client, waiting)
+                await poll_states(client, self._active.values())
+                if clock() - looked_at >= HEARTBEAT_SECONDS:
+                    looked_at = clock()
+                    await self._look_for_signs(client)
+                await self._gather_outcomes()
+                await self._take_ended(client, waiting)
                 await self._start_waiting(client, waiting)
                 answered_at = clock()
             except (httpx.HTTPError, OSError):  # The server or the ledger may answer again.
@@ -162,25 +170,26 @@ class ShardingExecutor:
             if not self._active and not waiting:
                 break
             await asyncio.sleep(POLL_INTERVAL_SECONDS)
-            now = clock()
-            if not self._active or any(shard.is_running for shard in self._active.values()):
-                running_at = now
-            if now - counted_at >= IDLE_WARNING_SECONDS / 2:
-                counted_at = now
-                with suppress(httpx.HTTPError):
-                    await self.plan.count_workers(client)
-            if now - running_at >= IDLE_WARNING_SECONDS:
-                running_at = now
-                self.run.sink.warn(
-                    f"no shard has run for {IDLE_WARNING_SECONDS:.0f} s, and the work pool {self.plan.pool} has "
-                    f"{self.plan.online_workers} workers: start one with a --limit of at least 2, and resume the pool, "
-                    "its queue and the deployment if they are paused"
-                )
         await asyncio.to_thread(self.run.ledger.close)  # writes the results that came from other ledgers
         await self._gather_outcomes()
         self.run.sink.raise_error()
         if self.run.stop.has_too_many_failures:
             await self._fail_unfinished(self._shards, self.run.stop.build_error)
+
+    async def _look_for_signs(self, client: PrefectClient) -> None:
+        """Count the workers, look for heartbeats of the shards, and warn if none has run for some time."""
+        await self.plan.count_workers(client)
+        shards = list(self._active.values())
+        await look_for_heartbeats(client, shards)
+        is_idle = shards and not any(shard.is_running for shard in shards)
+        self._idle_looks = self._idle_looks + 1 if is_idle else 0
+        if self._idle_looks == MAX_IDLE_LOOKS:
+            self._idle_looks = 0
+            self.run.sink.warn(
+                f"no shard has run for {MAX_IDLE_LOOKS * HEARTBEAT_SECONDS} s, and the work pool {self.plan.pool} has "
+                f"{self.plan.online_workers} workers: start one with a --limit of at least 2, and resume the pool, "
+                "its queue and the deployment if they are paused"
+            )
 
     async def _start_waiting(self, client: PrefectClient, waiting: list[Shard]) -> None:
         """Start waiting shards, the last first, while there is room for them."""
@@ -205,15 +214,8 @@ class ShardingExecutor:
         provider, noun = self.run.provider, self.run.plan.report_spec.noun
         files = ShardFiles(self.run.ledger.path, self._job_id, shard.number, shard.attempt)
         header = ShardHeader(len(self._shards), shard.unfinished_at_start, noun, await provider.commit())
-        try:
-            work = self.store.iterate_unfinished(shard.start, shard.stop)
-            await asyncio.to_thread(files.write_work, header, work)
-        except OSError as error:
-            # An OSError with two arguments would show a number in brackets.
-            raise OSError(
-                f"a shard's work could not be written to {files.work_path}: {error.strerror or error}. "
-                "Finished results stay: correct the place, and run again with the same `results_path`"
-            ) from error
+        work = self.store.iterate_unfinished(shard.start, shard.stop)
+        await asyncio.to_thread(files.write_work, header, work)
         parameters = {
             "work": str(files.work_path),
             "options": asdict(self._build_options(shard)),
@@ -230,8 +232,7 @@ class ShardingExecutor:
             idempotency_key=parameters["work"],
             job_variables={"env": HEARTBEAT_ENVIRONMENT},
         )
-        shard.run_id, shard.state, shard.changed_at = run.id, run.state, asyncio.get_running_loop().time()
-        shard.is_deleted = False
+        shard.run_id, shard.state, shard.silent_looks = run.id, run.state, 0
         self._active[shard.number] = shard
 
     def _build_options(self, shard: Shard) -> Options:
@@ -264,20 +265,9 @@ class ShardingExecutor:
             max_cost=divide(options.max_cost, used.cost or 0.0, spent.cost or 0.0),
         )
 
-    async def _poll_shards(self, client: PrefectClient, waiting: list[Shard]) -> None:
-        """Record what the active shards have done, and add to `waiting` those that ended without all outcomes."""
-        clock, shards = asyncio.get_running_loop().time, self._active.values()
-        await poll_states(client, shards)
-        if clock() - self._listened_at >= HEARTBEAT_SECONDS:
-            await poll_heartbeats(client, (shard for shard in shards if shard.is_running))
-            self._listened_at = clock()
-        # A gap between polls, while the server or the ledger did not answer, does not count as a shard's silence.
-        now, polled_at, self._polled_at = clock(), self._polled_at, clock()
-        if now - polled_at > SILENCE_SECONDS / 12:
-            for shard in shards:
-                shard.changed_at += now - polled_at
-        await self._gather_outcomes()
-        for shard in list(shards):
+    async def _take_ended(self, client: PrefectClient, waiting: list[Shard]) -> None:
+        """Take the ended shards from the active ones, and add to `waiting` those that ended without all outcomes."""
+        for shard in list(self._active.values()):
             if await self._has_ended(client, shard):
                 del self._active[shard.number]
                 if self._count_unfinished(shard):
@@ -285,7 +275,7 @@ class ShardingExecutor:
 
     async def _has_ended(self, client: PrefectClient, shard: Shard) -> bool:
         """Return whether an attempt has ended, or counts as dead. Raises an error that ends the whole job."""
-        if shard.is_deleted:
+        if shard.state is None:
             await self._settle_attempt(shard, "its flow run was deleted")
             return True
         if shard.has_ended:
@@ -295,15 +285,13 @@ class ShardingExecutor:
                 await self._gather_outcomes()
             await self._settle_attempt(shard, f"{shard.state.name}: {shard.state.message}")
             return True
-        # Use the time of the poll, because the outcomes of another shard may have taken a minute since then.
-        silence = self._polled_at - shard.changed_at
-        timeout = SILENCE_SECONDS if shard.is_running else self.plan.start_timeout_seconds
-        if shard.run_id and shard.has_started and silence > timeout:
+        max_looks = MAX_SILENT_LOOKS if shard.is_running else self.plan.start_timeout_seconds / HEARTBEAT_SECONDS
+        if shard.run_id is not None and shard.has_started and shard.silent_looks >= max_looks:
             with suppress(httpx.HTTPError, ObjectNotFound):
                 # If the process still lives, it ends when it reads this state.
                 crashed = Crashed(message="its process or worker ended: no sign of life")
                 await client.set_flow_run_state(shard.run_id, crashed, force=True)
-            await self._settle_attempt(shard, f"no sign of life for {silence:.0f} s")
+            await self._settle_attempt(shard, f"no sign of life for {shard.silent_looks * HEARTBEAT_SECONDS} s")
             return True
         return False
 
@@ -319,16 +307,17 @@ class ShardingExecutor:
 
     async def _settle_attempt(self, shard: Shard, reason: str) -> None:
         """Decide whether the rest of an ended attempt is run again or fails. Raises an error that ends the job."""
-        unfinished, number, state = self._count_unfinished(shard), shard.number + 1, shard.state
+        unfinished, number = self._count_unfinished(shard), shard.number + 1
+        name, message = ("", "") if shard.state is None else (shard.state.name, shard.state.message)
         shard.fruitless_attempts = 0 if unfinished < shard.unfinished_at_start else shard.fruitless_attempts + 1
         if not unfinished or self.run.stop.has_too_many_failures:
             return
         for kind in (ConfigurationError, PrepareError):  # These would be raised on every worker.
-            if state.name == kind.__name__:
-                raise kind(f"shard {number}: {state.message}")
-        if state.name == DeadlineExceeded.__name__:
+            if name == kind.__name__:
+                raise kind(f"shard {number}: {message}")
+        if name == DeadlineExceeded.__name__:
             await self._fail_unfinished([shard], self.run.stop.build_error)
-        elif state.type == StateType.CANCELLED or shard.fruitless_attempts >= MAX_FRUITLESS_ATTEMPTS:
+        elif name == "Cancelled" or shard.fruitless_attempts >= MAX_FRUITLESS_ATTEMPTS:
             text = f"not finished: its shard, number {number}, ended without a result: {reason}"
             await self._fail_unfinished([shard], lambda _: NotRun(text))
         else:
@@ -352,13 +341,19 @@ class ShardingExecutor:
         except OSError as error:  # The error that ends the job matters more.
             self.run.log.error("%s", error)
 
-    async def _wait_for_ends(self, client: PrefectClient, cancelled: list[Shard]) -> None:
+    async def _wait_for_ends(self, client: PrefectClient, cancelled: set[uuid.UUID]) -> None:
         """Wait until cancelled shards have ended. Raises httpx.HTTPError."""
         give_up_at = asyncio.get_running_loop().time() + CANCEL_TIMEOUT_SECONDS
-        while running := [shard for shard in cancelled if not shard.has_ended]:
-            if asyncio.get_running_loop().time() >= give_up_at:
-                text = "%d shards were cancelled, and have not ended within %.0f s"
-                self.run.log.warning(text, len(running), CANCEL_TIMEOUT_SECONDS)
-                return
+        running = len(cancelled)
+        while running and asyncio.get_running_loop().time() < give_up_at:
             await asyncio.sleep(POLL_INTERVAL_SECONDS)
-            await poll_states(client, running)
+            runs = await read_flow_runs(client, cancelled)
+            running = sum(run.state is None or not run.state.is_final() for run in runs.values())
+        if running:
+            text = "%d shards were cancelled, and have not ended within %.0f s"
+            self.run.log.warning(text, running, CANCEL_TIMEOUT_SECONDS)
+
+
+def _make_placeholder(outcome: Outcome) -> Execution:
+    """Return an execution with what the sink needs of one that ran elsewhere."""
+    return Execution(outcome.meta.index or 0, "", outcome.meta.variables, "")

@@ -5,7 +5,6 @@ A job's shards are the unfinished runs whose parent is the job's flow run.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -47,18 +46,17 @@ class Shard:
     stop: int
     attempt: int = 0
     run_id: UUID | None = None
-    state: Any = None  # the last known state of the flow run
-    event_id: UUID | None = None  # the last known event of the flow run
-    changed_at: float = 0.0  # the time of the last sign of life, by the event loop's clock
+    state: Any = None  # the last known state of the flow run; None if the server has no such run
+    last_sign: UUID | None = None  # the latest state or event of the flow run at the last look for heartbeats
+    silent_looks: int = 0  # looks in a row without a new state or event
     unfinished_at_start: int = 0  # executions without an outcome when the attempt began
     fruitless_attempts: int = 0  # the number of attempts in a row without any outcome
-    is_deleted: bool = False  # True if the server no longer has the flow run
     spent: Usage = field(default_factory=Usage)  # of all attempts, as far as the ledger has it
 
     @property
     def has_ended(self) -> bool:
         """True if the flow run has ended, or was deleted."""
-        return self.is_deleted or (self.state is not None and self.state.is_final())
+        return self.state is None or self.state.is_final()
 
     @property
     def is_running(self) -> bool:
@@ -72,28 +70,27 @@ class Shard:
 
 
 async def poll_states(client: PrefectClient, shards: Iterable[Shard]) -> None:
-    """Update `state` and `is_deleted` of shards. Raises httpx.HTTPError."""
+    """Update `state` of shards. Raises httpx.HTTPError."""
     by_id = {shard.run_id: shard for shard in shards if shard.run_id is not None}
     runs = await read_flow_runs(client, by_id)
     for run_id, shard in by_id.items():
-        run = runs.get(run_id)
-        shard.is_deleted = run is None
-        if run is not None and run.state is not None and (shard.state is None or run.state.id != shard.state.id):
-            shard.state, shard.changed_at = run.state, asyncio.get_running_loop().time()
+        shard.state = runs[run_id].state if run_id in runs else None
 
 
-async def poll_heartbeats(client: PrefectClient, shards: Iterable[Shard]) -> None:
-    """Update `changed_at` of shards whose flow runs have new events. Raises httpx.HTTPError."""
+async def look_for_heartbeats(client: PrefectClient, shards: Iterable[Shard]) -> None:
+    """Update `silent_looks` of shards: a heartbeat is an event of a running shard. Raises httpx.HTTPError."""
     for shard in list(shards):
-        of_this_run = EventAnyResourceFilter(id=[f"prefect.flow-run.{shard.run_id}"])
-        page = await client.read_events(EventFilter(any_resource=of_this_run), limit=1)
-        for event in page.events:  # the latest event
-            if event.id != shard.event_id:
-                shard.event_id, shard.changed_at = event.id, asyncio.get_running_loop().time()
+        sign = None if shard.state is None else shard.state.id
+        if shard.is_running:
+            of_this_run = EventAnyResourceFilter(id=[f"prefect.flow-run.{shard.run_id}"])
+            page = await client.read_events(EventFilter(any_resource=of_this_run), limit=1)
+            sign = next((event.id for event in page.events), sign)  # the latest event
+        shard.silent_looks = shard.silent_looks + 1 if sign == shard.last_sign else 0
+        shard.last_sign = sign
 
 
-async def cancel_runs(client: PrefectClient, jobs: Iterable[UUID]) -> list[Shard]:
-    """Cancel the unfinished shards of jobs, which are ids of flow runs. Return the shards. Raises httpx.HTTPError.
+async def cancel_runs(client: PrefectClient, jobs: Iterable[UUID]) -> set[UUID]:
+    """Cancel the unfinished shards of jobs. Jobs and shards are ids of flow runs. Raises httpx.HTTPError.
 
     A running flow run becomes Cancelling, and any other Cancelled: a worker ignores Cancelling while it starts the
     process (Prefect 3.8). If the process of a cancelled run still starts, it finds the cancellation, and ends.
@@ -102,16 +99,16 @@ async def cancel_runs(client: PrefectClient, jobs: Iterable[UUID]) -> list[Shard
         parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=list(jobs)),
         state=FlowRunFilterState(type=FlowRunFilterStateType(any_=list(UNFINISHED_STATES))),
     )
-    asked = dict[UUID, Shard]()
+    asked = set[UUID]()
     while runs := await client.read_flow_runs(flow_run_filter=only, limit=PAGE_SIZE):
         if not (new := [run for run in runs if run.id not in asked]):
             break
         for run in new:
-            asked[run.id] = Shard(0, 0, 0, run_id=run.id, state=run.state)
+            asked.add(run.id)
             has_begun = run.state_type not in (StateType.SCHEDULED, StateType.PENDING)
             with suppress(ObjectNotFound):
                 await client.set_flow_run_state(run.id, Cancelling() if has_begun else Cancelled())
-    return list(asked.values())
+    return asked
 
 
 async def cancel_shards(flow: Flow[Any, Any], flow_run: FlowRun, state: State[Any]) -> None:

@@ -8,7 +8,6 @@ import asyncio
 import itertools
 import shutil
 import tempfile
-import threading
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -20,8 +19,6 @@ from ...sandbox.cancellation import run_shielded
 from ...sandbox.meta import Meta
 
 FOLDER_NAME = "files"
-RUN_SHARE = 2  # A run's files may take 1/2 of the disk space that is free before the first file.
-BLOCK_BYTES = 512  # the unit of st_blocks
 
 
 class CollectedFilesStore:
@@ -30,8 +27,7 @@ class CollectedFilesStore:
     def __init__(self, ledger: PathOrLocation) -> None:
         self._folder = ledger / FOLDER_NAME
         self._provisional: dict[str, PathOrLocation] = {}  # places of attempts that may be repeated, by name
-        self._lock = threading.Lock()
-        self._room: int | None = None  # bytes that the run's files may still take
+        self._reserve: int | None = None  # bytes of the disk that the run's files leave free
 
     @asynccontextmanager
     async def open_partial(self) -> AsyncIterator[Path]:
@@ -58,7 +54,7 @@ class CollectedFilesStore:
         if not meta.collected:
             return meta
         try:
-            self._take_room(partial)
+            self._check_room(partial)
             place = self._put(partial, name)
         except OSError as error:
             problem = (
@@ -71,20 +67,15 @@ class CollectedFilesStore:
         paths = (f"{place}{path[len(str(partial)) :]}" for path in meta.collected)
         return replace(meta, collected=tuple(paths))
 
-    def _take_room(self, partial: Path) -> None:
-        """Subtract a directory's files from the run's share of the disk. Raises OSError if they exceed the share."""
+    def _check_room(self, partial: Path) -> None:
+        """Raise OSError if half of the disk space that was free before the first file is used up."""
         if isinstance(self._folder, Location):
             return
-        size = sum(path.lstat().st_blocks for path in [partial, *partial.rglob("*")]) * BLOCK_BYTES
-        with self._lock:
-            if self._room is None:
-                self._room = (shutil.disk_usage(partial).free + size) // RUN_SHARE
-            if size > self._room:
-                raise OSError(
-                    f"a run's collected files may take half of the free disk; {self._room:,} bytes are left, and these "
-                    f"take {size:,}. Keep large files on a volume"
-                )
-            self._room -= size
+        free = shutil.disk_usage(partial).free
+        if self._reserve is None:
+            self._reserve = free // 2
+        if free < self._reserve:
+            raise OSError("a run's collected files may take half of the free disk. Keep large files on a volume")
 
     def _put(self, partial: Path, name: str) -> PathOrLocation:
         for number in itertools.count(1):

@@ -28,9 +28,6 @@ create table executions (
     number integer primary key, key blob not null, code integer not null, state integer not null default {UNFINISHED},
     part integer, start integer, length integer, outcome text, work text not null);
 create table codes (number integer primary key, text text not null);
-create table before (
-    key blob primary key, at real not null, part integer not null, start integer not null, length integer not null
-) without rowid;
 create table occurrences (digest blob primary key, count integer not null) without rowid;
 begin;
 """  # One transaction without end is ten times faster, and nothing else reads the database.
@@ -108,28 +105,9 @@ class ShardStore:
         )
         return [number for (number,) in self._database.execute(query, (start, stop, UNFINISHED, size))]
 
-    def add_previous_line(self, line: LedgerLine) -> None:
-        """Add an earlier line of the ledger for `find_previous_line`, which finds the latest result of a key."""
-        if not line.is_success:
-            return
-        self._database.execute(
-            "insert into before values (?, ?, ?, ?, ?) on conflict do update set at = excluded.at, "
-            "part = excluded.part, start = excluded.start, length = excluded.length where excluded.at >= at",
-            (bytes.fromhex(line.key), line.written_at, *self._shorten(line.position)),
-        )
-
-    def find_previous_line(self, key: str) -> LedgerLine | None:
-        """Return the ledger's earlier result of that key, or None."""
-        row = self._find_previous_row(key)
-        return None if row is None else read_line(self._lengthen(row))
-
-    def record_previous_result(self, execution: Execution) -> None:
-        """Record an earlier result as the outcome: the line of `find_previous_line`, or one that is being written."""
-        self._set_line(execution.index, SUCCEEDED, self._find_previous_row(execution.key) or (None, None, None))
-
-    def _find_previous_row(self, key: str) -> Any:
-        query = "select part, start, length from before where key = ?"
-        return self._database.execute(query, (bytes.fromhex(key),)).fetchone()
+    def record_adopted(self, execution: Execution) -> None:
+        """Record that the ledger gets the execution's result from another ledger. `record_line` gets the line later."""
+        self._set_line(execution.index, SUCCEEDED, (None, None, None))
 
     def _set_line(self, number: int, state: int, position: tuple[int | None, int | None, int | None]) -> None:
         """Set an execution's state, and its outcome's part number, offset and length."""

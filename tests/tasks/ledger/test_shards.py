@@ -155,20 +155,6 @@ def test_undone_executions_are_those_without_an_outcome(ledger):
     assert store.count_unfinished(0, 3) == 2
 
 
-def test_an_earlier_result_is_found_by_key_and_a_failure_is_not(ledger):
-    first, second = make_executions(2)
-    ledger.write_outcome(first.key, result(1))
-    ledger.write_outcome(first.key, result(2))
-    ledger.write_outcome(second.key, Failure(CodeError("no"), Meta()))
-    store = ShardStore(ledger=ledger)
-    for line in ledger.read_lines():
-        store.add_previous_line(line)
-    previous = store.find_previous_line(first.key)
-    assert previous is not None
-    assert previous.to_outcome()["y"] == 2
-    assert store.find_previous_line(second.key) is None
-
-
 def test_outcomes_of_a_deleted_ledger_raise_an_error_that_names_it(ledger):
     (execution,) = make_executions(1)
     ledger.write_outcome(execution.key, result(1))
