@@ -25,8 +25,6 @@ def runs(*, json: Json = False) -> int:
         shown = records[:MAX_SHOWN_ROWS]
         print_table([COLUMNS, *(_format_row(record, known.root) for record in shown)], len(records))
         print(f"Results without a path are below {known.root}", file=sys.stderr)
-    if known.refusals:
-        print(f"{len(known.refusals)} not listed: {known.refusals[0]}", file=sys.stderr)
     return 0
 
 

@@ -19,10 +19,9 @@ from .parameters import Provider
 from .prefect_flow import define_function_flow, get_current_flow
 
 SILENCE = "Seconds of silence after which sandboxes of an unfinished flow run are removed, too; at least 360."
-KEPT = "Also remove the sandboxes that keep_failed keeps, before their hour is over."
 OlderThan = Annotated[float | None, Field(ge=MIN_SILENCE_SECONDS, description=SILENCE)]
 DryRun = Annotated[bool, Field(description="Show what would be removed, and remove nothing.")]
-Kept = Annotated[bool, Field(description=KEPT)]
+Kept = Annotated[bool, Field(description="Also remove what keep_failed keeps, before its hour is over.")]
 
 
 @define_function_flow("rlm-reap")

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Annotated
 from uuid import UUID
@@ -37,17 +37,6 @@ STOPPED_STATES = (StateType.CANCELLING, StateType.CANCELLED, StateType.CRASHED)
 
 class _ShardStopped(Exception):
     """The job has cancelled this shard, or has started it again because it was silent."""
-
-
-@dataclass
-class _LateExecutions:
-    """A counter of the executions that the deadline ended: the ledger does not have them."""
-
-    count: int = 0
-
-    def add_outcome(self, execution: Execution, outcome: Outcome) -> None:
-        """Count the outcome of an execution if the deadline ended it."""
-        self.count += isinstance(outcome, Failure) and isinstance(outcome.error, DeadlineExceeded)
 
 
 @define_function_flow("rlm-shard")
@@ -128,17 +117,15 @@ async def _run_executions(files: ShardFiles, options: Options, files_digest: str
         raise OSError(str(error)) from error  # The parent could, so only this worker cannot, or only now.
     await run.start(ledger, files.part_prefix)
     lines = await asyncio.to_thread(ledger.load_latest_lines, files.part_prefix)
-    run.log.info(
-        "shard %d of %d: %d execution%s %s; results in %s",
-        files.shard + 1,
-        header.shards,
-        header.total,
-        "s" if header.total != 1 else "",
-        await provider.describe_sandboxes(),
-        ledger.path,
-    )
-    late = _LateExecutions()
-    run.sink = OutcomeSink(run, [late.add_outcome])
+    text = "shard %d of %d, with %d executions %s; results in %s"
+    run.log.info(text, files.shard + 1, header.shards, header.total, await provider.describe_sandboxes(), ledger.path)
+    late = 0
+
+    def count_late(_execution: Execution, outcome: Outcome) -> None:
+        nonlocal late
+        late += isinstance(outcome, Failure) and isinstance(outcome.error, DeadlineExceeded)
+
+    run.sink = OutcomeSink(run, [count_late])
     cache = ResultCache(ledger, lambda key: lines.pop(key, None))
     try:
         async with open_capacity(run):
@@ -147,4 +134,4 @@ async def _run_executions(files: ShardFiles, options: Options, files_digest: str
         await run.flush_ledger_after_error()
         raise
     await asyncio.to_thread(ledger.close)
-    return late.count
+    return late

@@ -367,7 +367,7 @@ class Lane:
         if refusal is not None:
             admission.record_refusal(permit, refusal.retry_after, refusal.summary)
         else:
-            admission.record_failure(permit)
+            admission.release(permit)
         await self.close_sandbox()
         if refusal is not None and refusal is not error:
             raise refusal from error

@@ -119,8 +119,6 @@ def find_last_run() -> RunRecord:
     """
     known = read_known_runs(get_results_root())
     if not known.records:
-        if known.refusals:
-            raise known.refusals[0]
         raise ConfigurationError(f"there is no run in {known.root}: name the path of a run's results")
     return known.records[0]
 
@@ -130,11 +128,6 @@ def _find_ledger(run: str) -> tuple[PathOrLocation, str]:
     path = parse_location(run)
     if isinstance(path, Location) or is_remote(run) or (run.strip() and path.is_dir()):
         return path, ""
-    record = read_known_runs(get_results_root()).find(run) if run.strip() else None
-    if record is None:
-        raise ConfigurationError(
-            f"there is no run {run!r} in {get_results_root()}: give a run's id or name, or the path of its results; "
-            "rlm-batch runs lists them"
-        )
+    record = read_known_runs(get_results_root()).find(run)
     is_path = os.sep in run or run == Path(record.results_path).name
     return parse_location(record.results_path), "" if is_path else record.name

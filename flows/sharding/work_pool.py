@@ -11,11 +11,10 @@ from uuid import UUID
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import WorkerStatus
 from prefect.context import FlowRunContext
-from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
+from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL
 
 from ...sandbox.errors import ConfigurationError
-from ...sandbox.outcomes.server_message import describe_server_error
 from ...tasks.task_log import Logger
 
 if TYPE_CHECKING:
@@ -72,14 +71,9 @@ class ShardPlan:
 
 async def plan_shards(shards: int | Literal["auto"], total: int, log: Logger) -> ShardPlan:
     """Return the plan for `total` executions. Raises ConfigurationError if no shard can run beside this flow run."""
-    try:
-        async with open_server_client() as client:
-            plan = await _find_work_pool(client)
-            await _wait_for_worker(client, plan, log)
-    except PrefectHTTPStatusError as error:
-        raise ConfigurationError(
-            f"the Prefect server could not be asked for the work pool of shards: {describe_server_error(error)}"
-        ) from error
+    async with open_server_client() as client:
+        plan = await _find_work_pool(client)
+        await _wait_for_worker(client, plan, log)
     plan.shard_count = compute_shard_count(shards, total, plan.online_workers)
     return plan
 

@@ -119,11 +119,6 @@ class Admission:
             self._refusal_count = 0
         self._serve_waiters()
 
-    def record_failure(self, permit: Permit) -> None:
-        """Take back a permit whose sandbox failed to start, and slow down: the cause may have been load."""
-        self._opened_count = 0
-        self.release(permit)
-
     def record_refusal(self, permit: Permit, retry_after: float | None, reason: str) -> None:
         """Take back a permit after a temporary refusal. The provider asked to wait for `retry_after` seconds."""
         now = self._clock()

@@ -189,7 +189,6 @@ class KnownRuns:
 
     root: Path
     records: list[RunRecord]  # every start, the latest first
-    refusals: list[ConfigurationError]  # for records of newer versions of rlm-batch
 
     def list_latest(self) -> list[RunRecord]:
         """Return the latest start on each ledger, the latest first."""
@@ -198,55 +197,55 @@ class KnownRuns:
             latest.setdefault(record.results_path, record)
         return list(latest.values())
 
-    def find(self, text: str) -> RunRecord | None:
+    def find(self, text: str) -> RunRecord:
         """Return the latest start of the run with that id or name, or the only one whose id, name or path begins so.
 
-        Raises ConfigurationError if the text begins those of several runs, or for a record of a newer version.
+        Raises ConfigurationError if there is no such run, or if the text begins those of several runs.
         """
         path = os.path.abspath(os.path.expanduser(text)) if os.sep in text else None
         latest: dict[str, RunRecord] = {}
-        for record in self.records:
+        for record in self.records if text.strip() else ():
             names = (record.flow_run_id, record.name, Path(record.results_path).name)
             if text in names:
                 return record
             if any(name.startswith(text) for name in names) or (path and record.results_path.startswith(path)):
                 latest.setdefault(record.results_path, record)
+        if not latest:
+            raise ConfigurationError(
+                f"there is no run {text!r} in {self.root}: give a run's id or name, or the path of its results; "
+                "rlm-batch runs lists them"
+            )
         if len(latest) > 1:
             listed = [f"{record.name} ({record.results_path})" for record in latest.values()][:MAX_LISTED]
             raise ConfigurationError(
                 f"{text!r} begins the names of {len(latest)} runs, such as {', '.join(listed)}. Give more of the name"
             )
-        if not latest and self.refusals:
-            raise self.refusals[0]
-        return next(iter(latest.values()), None)
+        return next(iter(latest.values()))
 
 
 def read_known_runs(root: Path) -> KnownRuns:
-    """Return the runs of the ledgers below the results root, and of ledgers elsewhere that still exist."""
+    """Return the runs of the ledgers below the results root, and of ledgers elsewhere that still exist.
+
+    Records of newer versions of rlm-batch are left out.
+    """
     records: dict[str, RunRecord] = {}
-    refusals: list[ConfigurationError] = []
     for path in (*list_files(root, PATTERN), *root.glob(PATTERN)):
-        try:
+        with suppress(ConfigurationError):
             record = _read_record(path)
-        except ConfigurationError as error:
-            refusals.append(error)
-            continue
-        if record is None:
-            continue
-        if path.parent != root:
-            record.results_path = str(path.parent)  # The ledger may have been moved.
-        if path.parent != root or _has_ledger(record):
-            records.setdefault(record.id, record)
-    by_time = sorted(records.values(), key=lambda record: record.began, reverse=True)
-    return KnownRuns(root, by_time, refusals)
+            if record is not None and path.parent != root:
+                record.results_path = str(path.parent)  # The ledger may have been moved.
+            if record is not None and (path.parent != root or _has_ledger(record)):
+                records.setdefault(record.id, record)
+    return KnownRuns(root, sorted(records.values(), key=lambda record: record.began, reverse=True))
 
 
 def _has_ledger(record: RunRecord) -> bool:
-    """Return whether the ledger of a record exists. Locations count as existing, because asking takes long."""
-    with suppress(ConfigurationError):
-        ledger = parse_location(record.results_path)
-        return isinstance(ledger, Location) or (ledger / f"run-{record.id}.json").exists()
-    return False
+    """Return whether the ledger of a record exists. Locations count as existing, because asking takes long.
+
+    Raises ConfigurationError if its location cannot be used.
+    """
+    ledger = parse_location(record.results_path)
+    return isinstance(ledger, Location) or (ledger / f"run-{record.id}.json").exists()
 
 
 def _read_record(path: Path) -> RunRecord | None:

@@ -206,8 +206,7 @@ def test_newer_run_records_are_refused_and_damaged_ones_are_skipped(ledger):
     refused = pytest.raises(ConfigurationError, match=f"^{path} was written by a newer version .*: upgrade rlm-batch")
     with refused:
         list_run_records(ledger.path)
-    with refused:
-        read_known_runs(ledger.path.parent).find("quick-fox")
+    assert read_known_runs(ledger.path.parent).records == []
 
 
 def test_a_long_ledger_is_split_into_parts(ledger, monkeypatch):
