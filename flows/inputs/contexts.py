@@ -99,13 +99,10 @@ class ContextReader:
 
 
 def name_files(paths: list[str]) -> dict[str, str]:
-    """Return the paths by the shortest ends that tell them apart. Raises ConfigurationError for a path given twice."""
+    """Return the paths by the shortest ends that tell them apart."""
     parts = {path: PurePath(path).parts for path in paths}
-    if len(parts) < len(paths):
-        twice = next(path for path in paths if paths.count(path) > 1)
-        raise ConfigurationError(f"`context_file` names {twice} twice: leave one out")
     for length in range(1, max(map(len, parts.values()), default=1) + 1):
         names = {"/".join(part[-length:]): path for path, part in parts.items()}
-        if len(names) == len(paths):
+        if len(names) == len(parts):
             return names
     return {path: path for path in paths}

@@ -28,10 +28,6 @@ def list_table_rows(name: str, value: Any) -> list[dict[Any, Any]] | None:
                 f"{name} is a {kind.__name__} with the index {', '.join(map(str, value.index.names))}, which rows "
                 f"would lose: use {name}.reset_index()"
             )
-        if not all(isinstance(column, str) for column in columns):
-            raise ConfigurationError(f"{name} has columns whose names are no text: use {name}.rename(columns=str)")
-    elif hasattr(kind, "collect") and hasattr(kind, "collect_schema"):
-        raise ConfigurationError(f"{name} is a {kind.__name__}, which has no rows yet: use {name}.collect()")
     else:
         return None
     check_column_names(columns, name)
@@ -43,7 +39,7 @@ def check_column_names(names: list[str], table: object) -> None:
     for name in names:
         if names.count(name) > 1:
             raise ConfigurationError(f"{table} has two columns {name!r}: rename one of them")
-        if name.startswith("__index_level_"):
+        if str(name).startswith("__index_level_"):
             raise ConfigurationError(f"{table}: {name} is pandas' index: save without it, to_parquet(index=False)")
 
 

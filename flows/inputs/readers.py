@@ -66,8 +66,8 @@ class InputFile:
             raise ConfigurationError(
                 f"{place} is not JSON lines (.jsonl), a JSON array (.json), CSV (.csv) or Parquet (.parquet): {reason}"
             )
-        if types and suffix not in CSV:
-            raise ConfigurationError(f"`types` needs a CSV file, and {place} is not one")
+        if suffix not in CSV:
+            refuse_types(types)
         self._rows: ParquetTable | CsvTable | JsonValues
         try:
             if suffix == PARQUET:
@@ -143,8 +143,8 @@ def read_inputs(
 
 
 def refuse_types(types: TypesOfColumns) -> None:
-    """Raise ConfigurationError if there are types of columns: the values are in no file."""
-    if types is not None:
+    """Raise ConfigurationError if there are types of columns, which only a CSV file has."""
+    if types:
         raise ConfigurationError("`types` needs a CSV file, and there is none: leave it out")
 
 
@@ -183,15 +183,12 @@ def get_column_types(values: object) -> RuleOfTypes:
 def resolve_types_of(source: object, types: TypesOfColumns, ledger: PathOrLocation | None) -> TypesOfColumns:
     """Return the given types. If `source` is a CSV file without given types, return the types of the ledger's last run.
 
-    A resumed job therefore reads its file as before, and runs nothing again. Raises ConfigurationError.
+    A resumed job therefore reads its file as before, and runs nothing again. Raises OSError.
     """
     is_csv = isinstance(source, str) and split_suffix(Path(source))[0] in CSV
     if types is not None or ledger is None or not is_csv:
         return types
-    try:
-        recorded = next((record.column_types for record in reversed(list_run_records(ledger))), None)
-    except OSError as error:
-        raise ConfigurationError(f"the results in {ledger} cannot be read: {error.strerror or error}") from None
+    recorded = next((record.column_types for record in reversed(list_run_records(ledger))), None)
     return RecordedTypes(recorded) if isinstance(recorded, dict) else recorded or None  # type: ignore[return-value]
 
 

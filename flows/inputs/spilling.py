@@ -93,34 +93,24 @@ def _list_scalars(value: Any) -> Iterator[Any]:
 
 
 def read_json_reference(value: Any) -> Any:
-    """Return the JSON value of a parameter, or of its file. Raises ConfigurationError if that cannot be read."""
+    """Return the JSON value of a parameter, or of its file. Raises OSError and ConfigurationError."""
     if not isinstance(value, dict) or value.keys() != {JSON_FILE}:
         return value
-    place = str(value[JSON_FILE])
-    try:
-        file = locate_input(place)
-        return json.loads((pin_file(file) if isinstance(file, Path) else file).read_bytes())
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"the value in {place} cannot be read: {error}") from None
+    file = locate_input(str(value[JSON_FILE]))
+    return json.loads((pin_file(file) if isinstance(file, Path) else file).read_bytes())
 
 
 def spill_text(text: str) -> str:
-    """Write a text to a file that is named after its content, and return the path. Raises ConfigurationError."""
+    """Write a text to a file that is named after its content, and return the path. Raises OSError."""
     return _write_once(text.encode("utf-8", "replace"), ".txt")
 
 
 def _write_once(data: bytes, suffix: str) -> str:
     path = get_spill_directory() / f"{hashlib.sha256(data).hexdigest()[:24]}{suffix}"
-    try:
-        if path.exists():
-            os.utime(path)  # The time of the last use counts when unused files are deleted.
-        else:
-            write_file(path, data)
-    except OSError as error:
-        raise ConfigurationError(
-            f"a long parameter could not be written to {path}: {error.strerror}. Set RLM_BATCH_RESULTS to "
-            "another directory"
-        ) from error
+    if path.exists():
+        os.utime(path)  # The time of the last use counts when unused files are deleted.
+    else:
+        write_file(path, data)
     return str(path)
 
 

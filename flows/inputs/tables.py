@@ -159,12 +159,13 @@ class JsonValues:
     def _read_array(self) -> list[Any] | None:
         """Return the items of a file that is one array, or None for JSON lines. Raises ConfigurationError."""
         with self._file.open_text() as stream:
-            try:
-                value = JSON.decode(stream.read())
-            except (ValueError, RecursionError) as error:
-                if str(error).startswith("Extra data"):
-                    return None
-                raise ConfigurationError(f"{self._file.path} is not JSON: {error}") from None
+            text = stream.read()
+        try:
+            value = JSON.decode(text)
+        except (ValueError, RecursionError) as error:
+            if str(error).startswith("Extra data"):
+                return None
+            raise ConfigurationError(f"{self._file.path} is not JSON: {error}") from None
         return value if isinstance(value, list) else None
 
     def _read_values(self) -> Iterator[tuple[Any, str]]:

@@ -97,7 +97,7 @@ def test_a_wrong_type_or_value_is_refused_without_a_server(
 
 
 NOT_JSON: list[tuple[Any, str, str, str]] = [
-    (batch, "inputs", "pandas.DataFrame([[1, 2]])", "no text: use inputs.rename(columns=str)"),
+    (batch, "inputs", "pandas.DataFrame([[1, 2]])", "inputs[0] has the key 0, which is not a string"),
     (batch, "inputs", "pandas.Series([1, 2])", "`inputs`[0] is 1: it should be a valid dictionary"),
     (
         batch,

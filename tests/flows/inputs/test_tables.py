@@ -272,7 +272,7 @@ def test_an_array_of_data_has_an_item_for_each_chunk_item(tmp_path: Path) -> Non
 
 def test_types_need_a_csv_file(tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text('{"x": 1}\n')
-    with pytest.raises(ConfigurationError, match="is not one"):
+    with pytest.raises(ConfigurationError, match="there is none: leave it out"):
         read_inputs(str(tmp_path / "in.jsonl"), {"x": "int"})
     with pytest.raises(ConfigurationError, match="there is none: leave it out"):
         read_inputs([{"x": 1}], "json")
