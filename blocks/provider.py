@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from pydantic import PrivateAttr, SecretStr, ValidationError
+from pydantic import PrivateAttr, ValidationError
 
 from ..sandbox.driver_settings import Preparation
 from ..sandbox.errors import ConfigurationError
@@ -220,10 +220,6 @@ class SandboxProvider(SandboxSettings, ABC):
         provider = self.model_copy()
         provider._expected_sandboxes, provider._keeps_failed = sandboxes, keeps_failed
         return provider
-
-    def with_secrets(self, secrets: Mapping[str, SecretStr]) -> Self:
-        """Return a copy whose code also sees these environment variables."""
-        return self.model_copy(update={"environment": {**self.environment, **secrets}})
 
     def with_files(self, python_path: Sequence[str] | None = None, mounts: Mapping[str, Any] | None = None) -> Self:
         """Return a copy whose sandboxes have these files of the host, which this call reads."""

@@ -78,13 +78,17 @@ class Preparation:
             return None
         if type(prepare) is not str or not prepare.strip():
             raise ConfigurationError("prepare is empty or not text: pass a Python program")
-        seconds = None if prepare_timeout == math.inf else prepare_timeout
-        if seconds is not None and not seconds > 0:
-            raise ConfigurationError(f"prepare_timeout is {seconds!r}: use a number of seconds above 0")
-        return cls(prepare, seconds, prepare_seed)
+        return cls(prepare, resolve_timeout("prepare_timeout", prepare_timeout), prepare_seed)
 
     def derive_seed(self, *numbers: int) -> int | None:
         """Return the seed for an execution's number or for the numbers of `Queries`. Return None without a seed."""
         if self.seed is None:
             return None
         return int.from_bytes(hashlib.sha256(" ".join(map(str, (self.seed, *numbers))).encode()).digest(), "big")
+
+
+def resolve_timeout(name: str, seconds: float | None) -> float | None:
+    """Return the seconds of the parameter `name`; None means no limit. Raises ConfigurationError."""
+    if seconds is not None and not seconds > 0:  # also for NaN
+        raise ConfigurationError(f"{name} is {seconds!r}: use a number of seconds above 0, or None for no limit")
+    return None if seconds == math.inf else seconds

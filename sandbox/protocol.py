@@ -80,8 +80,8 @@ class PendingExecution:
     def __post_init__(self) -> None:
         self.reports = Reports(self.request.should_prune)
         if self.request.collect:
-            self.collected = CollectedFiles(list(self.request.collect), self.request.collect_to)
-            self.collected.limit_bytes(self.protocol.sandbox.disk_mib)
+            disk_mib = self.protocol.sandbox.disk_mib
+            self.collected = CollectedFiles(list(self.request.collect), self.request.collect_to, disk_mib)
 
     def refuse(self, reason: str) -> None:
         """End the execution because the code exceeded a limit."""

@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
-from .errors import ConfigurationError, SandboxLost, SandboxStartError
+from .errors import ConfigurationError, SandboxStartError
 from .pipe_transport import PipeTransport
 from .protocol import DriverProtocol
 from .sessions.async_interpreter import BUSY, AsyncInterpreter
@@ -114,6 +114,14 @@ class SyncInterpreter(BaseInterpreter["Result"]):
         self._session: AsyncInterpreter | None = None  # wire of any other sandbox
 
     def start(self) -> Self:
+        self._start()
+        return self
+
+    def _start(self) -> Sandbox:
+        """Open the sandbox if it is not open, and return it.
+
+        Raise ConfigurationError in a fork of the process that opened the sandbox: both would read the connection.
+        """
         with self._start_lock:
             if self._sandbox is None:
                 sandbox = run_sync(self._open)
@@ -135,7 +143,9 @@ class SyncInterpreter(BaseInterpreter["Result"]):
                     run_sync(sandbox.remove)
                     raise
                 self._sandbox, self._process_id = sandbox, os.getpid()
-        return self
+            if self._process_id != os.getpid():
+                raise ConfigurationError(FORKED)
+            return self._sandbox
 
     def _start_pipe(self, sandbox: Sandbox) -> bool:
         """Start the driver of a sandbox on this machine. Return False for any other sandbox."""
@@ -150,9 +160,7 @@ class SyncInterpreter(BaseInterpreter["Result"]):
         if request.on_output is not None:
             output = OutputQueue(request.on_output)
             request.on_output = output.put
-        if self._sandbox is None:
-            self.start()
-        self._check_process()
+        self._start()
         pipe, session = self._pipe, self._session
         if pipe is not None:
             request.complete(self.tools, self.timeout, self._prepare)
@@ -161,7 +169,9 @@ class SyncInterpreter(BaseInterpreter["Result"]):
         return run_sync(lambda: session.run(request), output)
 
     def reset(self) -> None:
-        self._check_process()
+        if self._sandbox is None:
+            return
+        self._start()
         pipe, session = self._pipe, self._session
         if session is not None:
             run_sync(session.reset)
@@ -169,25 +179,12 @@ class SyncInterpreter(BaseInterpreter["Result"]):
             raise ConfigurationError(BUSY)
 
     def upload(self, path: str, data: FileData) -> None:
-        sandbox = self._get_sandbox()
+        sandbox = self._start()
         run_sync(lambda: upload_file(sandbox, path, data))
 
     def download(self, path: str) -> bytes:
-        sandbox = self._get_sandbox()
+        sandbox = self._start()
         return run_sync(lambda: download_file(sandbox, path))
-
-    def _check_process(self) -> None:
-        """Raise ConfigurationError in a fork of the process that opened the sandbox: both would read the connection."""
-        if self._sandbox is not None and self._process_id != os.getpid():
-            raise ConfigurationError(FORKED)
-
-    def _get_sandbox(self) -> Sandbox:
-        self.start()
-        self._check_process()
-        sandbox = self._sandbox
-        if sandbox is None:
-            raise SandboxLost("the sandbox was shut down meanwhile, and a new one has none of its files")
-        return sandbox
 
     def share_query_limits(self) -> None:
         """Make all further executions share one set of query limits, at the depth of a recursive model's code."""

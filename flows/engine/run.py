@@ -281,7 +281,8 @@ async def resolve_run_provider(options: Options) -> SandboxProvider:
     """Return a flow run's provider with the run's secrets and files. Raises ConfigurationError."""
     provider = await resolve_provider(options.provider, options.provider_options)
     if options.secrets:
-        provider = provider.with_secrets(options.read_secrets())
+        environment = {**provider.environment, **options.read_secrets()}
+        provider = provider.model_copy(update={"environment": environment})
     if options.python_path is not None or options.mounts:
         provider = await asyncio.to_thread(provider.with_files, options.python_path, options.mounts)
         provider.check_mounts()

@@ -46,12 +46,14 @@ class CollectedFiles:
     A thread writes, so that creating 10,000 directories does not block an event loop; after `end`, call `finish`. A
     file appears under its name once it is complete, and replaces an older file of that name. Sparse files stay sparse.
     `paths` lists the written files; `problems` has a sentence with the reason for each missing file. `max_bytes` limits
-    all files together.
+    all files together, also by the sandbox's disk size. Holes of sparse files count, too.
     """
 
-    def __init__(self, patterns: list[str], folder: str | os.PathLike[str] | None = None) -> None:
+    def __init__(
+        self, patterns: list[str], folder: str | os.PathLike[str] | None = None, disk_mib: int | None = None
+    ) -> None:
         self.patterns = patterns
-        self.max_bytes = MAX_COLLECTED_BYTES
+        self.max_bytes = MAX_COLLECTED_BYTES if disk_mib is None else min(MAX_COLLECTED_BYTES, disk_mib << 20)
         self.paths: list[str] = []
         self.problems: list[str] = []
         self.has_ended = False
@@ -69,11 +71,6 @@ class CollectedFiles:
         self._path = ""  # path of the incomplete file
         self._file: Any = None
         self._partial = f".rlm-batch-{uuid.uuid4().hex}.partial"
-
-    def limit_bytes(self, disk_mib: int | None) -> None:
-        """Limit the bytes to the sandbox's disk size. Holes of sparse files count, too."""
-        if disk_mib is not None:
-            self.max_bytes = min(MAX_COLLECTED_BYTES, disk_mib * 1024 * 1024)
 
     def take(self, body: bytes) -> None:
         """Write a piece of a file, or note why a file is missing."""

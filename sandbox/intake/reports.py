@@ -28,10 +28,8 @@ class Reports:
 
         This is a coroutine so that it runs on the event loop; plain functions run in a thread.
         """
-        if type(step) is not int or step < 0:
-            raise ValueError("the step of a report is a whole number from 0 on")
-        if step > MAX_STEP:
-            raise ValueError("the step of a report is at most 2**53")
+        if type(step) is not int or not 0 <= step <= MAX_STEP:
+            raise ValueError("the step of a report is a whole number from 0 to 2**53")
         if type(value) not in (int, float) and value not in NONFINITE:
             raise ValueError("the value of a report is a number")
         if self.is_pruned:

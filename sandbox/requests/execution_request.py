@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import keyword
-import math
 import os
 import unicodedata
 import uuid
@@ -12,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ..driver_settings import resolve_timeout
 from ..errors import ConfigurationError
 from ..model_reply import read_program
 from ..wire.collection import MAX_PATTERN_CHARACTERS, parse_pattern
@@ -143,7 +143,7 @@ class ExecutionRequest:
         Raises:
             ConfigurationError: The code, a variable's name or the timeout is invalid, or text is not UTF-8.
         """
-        self.timeout = _resolve_timeout(self.timeout, timeout)
+        self.timeout = resolve_timeout("timeout", timeout if self.timeout is None else self.timeout)
         query_tools = {} if self.queries is None else self.queries.tools
         self.tools = {**tools, **query_tools}
         names = (*(self.variables or ()), *(self.encoded or ()))
@@ -188,16 +188,6 @@ class ExecutionRequest:
         more = b",".join(encode_fields({name: None})[1:-5] + value.json for name, value in small.items())
         comma = b"," if variables and more else b""
         return [encode_fields(fields)[:-1] + b',"variables":', *values[:-1], values[-1][:-1] + comma, more, b"}}"]
-
-
-def _resolve_timeout(timeout: float | None, default: float | None) -> float | None:
-    """Return the timeout in force, in seconds; None means no limit. Raise ConfigurationError if it is invalid."""
-    seconds = default if timeout is None else timeout
-    if seconds == math.inf:
-        return None
-    if seconds is not None and not seconds > 0:
-        raise ConfigurationError(f"timeout is {seconds!r}: use a number of seconds above 0, or None for no limit")
-    return seconds
 
 
 def check_patterns(collect: Sequence[str] | None) -> list[str]:
