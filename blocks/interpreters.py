@@ -115,7 +115,7 @@ class ProviderSandboxes:
         provider = self._provider
         if self._language_model is not None and self._model_access is None:
             access = await open_model_access(self._language_model, **self._limits)
-            await access.check_first_call(is_recursive=self.is_recursive)
+            await access.check_models(is_recursive=self.is_recursive)
             self._model_access = access
         if not provider.has_credentials() and (saved := await self._load_default_block()) is not None:
             names = self.entry.load_provider().model_fields  # without the block's `credentials`

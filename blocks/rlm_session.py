@@ -66,13 +66,6 @@ class RlmSession:
 
     `open_rlm` makes it. Use it as an async context manager, or call `start`, `ask` and `shutdown`, on one event loop.
 
-    Args:
-        provider: The provider of the sandbox, or its name.
-        settings: The limits, instructions and answer type of the model.
-        context: A pair: the context's value, and its path on the volume or None.
-        timeout: Seconds for each question; None for no limit.
-        keywords: Keywords of the interpreter, such as `language_model` and `tools`.
-
     Attributes:
         answers: The answer to each question so far, also to those that failed.
     """
@@ -88,14 +81,14 @@ class RlmSession:
         self.answers: list[SessionAnswer] = []
         self._provider = provider
         self._settings = settings
-        self._timeout = timeout
+        self._timeout = timeout  # seconds for each question; None for no limit
         self._keywords = keywords  # of the interpreter, such as `language_model` and `tools`
         self._lock = asyncio.Lock()  # One question at a time.
         self._is_shut_down = False
         self._sandbox: _SessionSandbox | None = None
         self._interpreter: Interpreter | None = None
         self._conversation: Conversation | None = None
-        self._source = context  # a value or a path on the volume
+        self._source = context  # the value, and a path on the volume or None
         self._context: QueryContext | None = None  # the source in the open sandbox
         unsaved = make_unsaved_provider(provider) if isinstance(provider, str) else provider
         if unsaved is not None:  # Report a wrong keyword at once.
@@ -152,8 +145,6 @@ class RlmSession:
             ConfigurationError: The context is not JSON, or its file cannot be read.
             RlmBatchError: An error of `start`.
         """
-        if not isinstance(query, str) or not query:  # type: ignore[reportUnnecessaryIsInstance]
-            raise ConfigurationError(f"the question is {query!r}: ask a text")
         async with self._lock:
             if self._is_shut_down:
                 raise ConfigurationError("the session is shut down: open another one with open_rlm")

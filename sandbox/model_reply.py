@@ -97,19 +97,12 @@ class Block(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """A reply's code.
+    """A reply's code."""
 
-    Attributes:
-        blocks: The places of the blocks to run, and their code without a common indent.
-        text: The rest of the reply.
-        made_up: The line with which the model made up an output before further blocks, or "".
-        left_out: The place of the first of these blocks, which are not run.
-    """
-
-    blocks: list[tuple[int, str]]
-    text: str
-    made_up: str
-    left_out: int
+    blocks: list[tuple[int, str]]  # the places of the blocks to run, and their code without a common indent
+    text: str  # the rest of the reply
+    made_up: str  # the line with which the model made up an output before further blocks, or ""
+    left_out: int  # the place of the first of these blocks, which are not run
 
     @property
     def reason(self) -> str:

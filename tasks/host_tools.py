@@ -13,7 +13,6 @@ from ..blocks.worker_consent import check_tool
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.requests.function_code import PROVIDED_NAMES
 from ..sandbox.thread_pool import ThreadPool
-from ..sandbox.wire.names import add_article
 
 TOOL_TIMEOUT_SECONDS = 60.0  # seconds for one call; the end of the execution ends the call too
 IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -30,10 +29,8 @@ def name_tools(tools: Mapping[str, Any]) -> dict[str, str]:
     """
     named: dict[str, str] = {}
     for name, tool in tools.items():
-        if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
-            raise ConfigurationError(f"the tool {name!r} has a name that Python code cannot use: rename it")
-        if name in PROVIDED_NAMES:
-            raise ConfigurationError(f"the tool {name!r} has the name of a function that code already has: rename it")
+        if not name.isidentifier() or keyword.iskeyword(name) or name in PROVIDED_NAMES:
+            raise ConfigurationError(f"the tool {name!r} has a name that code cannot use, or has already: rename it")
         named[name] = name_function(f"the tool {name!r}", tool)
     return named
 
@@ -76,8 +73,6 @@ def load_function(role: str, path: str) -> Tool:
     except (ImportError, AttributeError) as error:
         remedy = "; add its directory to PYTHONPATH" if isinstance(error, ModuleNotFoundError) else ""
         raise ConfigurationError(f"{role}, {path}, cannot be imported on this host: {error}{remedy}") from None
-    if not callable(tool):
-        raise ConfigurationError(f"{role}, {path}, is {add_article(type(tool).__name__)}, not a function")
     return tool
 
 

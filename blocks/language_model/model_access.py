@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ...sandbox.errors import BudgetExceeded, ConfigurationError
+from ...sandbox.errors import ConfigurationError
 from ...sandbox.interpreter import Interpreter
 from ...sandbox.queries.answer_cache import AnswerCache
 from ...sandbox.queries.budget import Budget
@@ -63,35 +63,23 @@ class ModelAccess:
         self._models = self.model.make_root_model(), flat
         self._named_models = {name: settings.make_root_model() for name, settings in self.models.items()}
 
-    async def check_first_call(self, *, is_recursive: bool = False) -> None:
-        """Raise ConfigurationError if a model's settings are wrong, or the limits forbid every call."""
+    async def check_models(self, *, is_recursive: bool = False) -> None:
+        """Raise ConfigurationError if a model's settings are wrong, or `max_depth` forbids a recursive query."""
         if is_recursive and self.max_depth == 0:
             raise ConfigurationError("`max_depth` is 0, and a recursive query needs 1: raise it")
         for model in (*self._models, *self._named_models.values()):
             await model.check()
-        budget, refusals = self._make_budget(), list[ConfigurationError]()
-        for model in self._models[:1] if is_recursive else self._models:
-            try:
-                budget.check(await estimate_for_budget(budget, model, []))
-                return
-            except BudgetExceeded as error:
-                refusals.append(ConfigurationError(f"the model {model.name} cannot be called: {error}"))
-        raise refusals[0]
 
     async def check_estimates(self) -> None:
         """Raise ConfigurationError if a limit needs an unknown price or an unknown length of answers."""
         for model in (*self._models, *self._named_models.values()):
-            await estimate_for_budget(self._make_budget(), model, [])
+            await estimate_for_budget(self.spent, model, [])
 
     def fingerprint(self) -> dict[str, Any]:
         """Return, as JSON and without secrets, the settings of all models that answers depend on."""
         named = {name: settings.fingerprint() for name, settings in self.models.items()}
         sub_model = {} if self.sub_model is None else {"sub_model": self.sub_model.fingerprint()}
         return {**self.model.fingerprint(), **sub_model, **({"models": named} if named else {})}
-
-    def _make_budget(self) -> Budget:
-        """Return a budget for one execution."""
-        return Budget(calls=self.max_llm_calls, tokens=self.max_llm_tokens, parent=self.spent)
 
     def queries(
         self,
@@ -109,7 +97,7 @@ class ModelAccess:
             root_model=root,
             flat_model=flat,
             models={name: self.wrap_model(model) for name, model in self._named_models.items()},
-            budget=self._make_budget(),
+            budget=Budget(calls=self.max_llm_calls, tokens=self.max_llm_tokens, parent=self.spent),
             concurrency=self.batch_concurrency,
             track=self.track,
             cache=self.cache if cache is None else cache,

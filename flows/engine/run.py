@@ -109,11 +109,11 @@ class Run:
     report: Report | None = None
 
     async def check_before_start(self) -> None:
-        """Check the provider and the first call of the language model. Raises ConfigurationError."""
+        """Check the provider and the language models. Raises ConfigurationError."""
         await self.provider.check()
         self.environment = await self.provider.describe_sandboxes()
         if self.model_access is not None:
-            await self.model_access.check_first_call(is_recursive=self.plan.recursion is not None)
+            await self.model_access.check_models(is_recursive=self.plan.recursion is not None)
 
     async def start(self, ledger: Ledger, part_prefix: str = "") -> None:
         """Begin the current flow run, whose deadline starts now.

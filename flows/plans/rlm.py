@@ -1,7 +1,7 @@
 """The rlm flow: questions over long contexts, each answered by a recursive language model in a sandbox."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import PurePath
 from typing import Annotated, Any, Literal, Self
 
@@ -216,15 +216,7 @@ class RlmParameters(RlmOptions, FlowParameters[RlmAnswer | RlmAnswers]):
             report_spec=ReportSpec(NOUN),
             find_uploads=find_uploads,
             on_turn=self.on_turn,
-            recursion=RecursionSettings(
-                self.max_turns,
-                self.max_errors,
-                self.instructions,
-                system_prompt=self.system_prompt,
-                answer_type=self.answer_type,
-                on_depth=self.on_depth,
-                compact_tokens=self.compact_tokens,
-            ),
+            recursion=RecursionSettings(**{item.name: getattr(self, item.name) for item in fields(RecursionSettings)}),
             column_types=types,
         )
 

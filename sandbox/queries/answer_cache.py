@@ -20,11 +20,9 @@ class AnswerStore(Protocol):
 
     def find_answer(self, key: str) -> str | None:
         """Return the answer to the question with this key, or None."""
-        ...
 
     def add_answer(self, key: str, model: str, text: str) -> None:
         """Store an answer from the model with this name."""
-        ...
 
 
 class MemoryAnswers:

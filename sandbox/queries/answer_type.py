@@ -24,25 +24,14 @@ EXAMPLES = "use a type such as int, list[str] or a pydantic model, or a JSON sch
 
 @dataclass(frozen=True, slots=True)
 class AnswerType:
-    """The type of an answer. Two types are equal if their schemas are.
+    """The type of an answer. Two types are equal if their schemas are."""
 
-    Attributes:
-        schema: The type as JSON schema, which parameters and keys have.
-    """
-
-    schema: dict[str, Any]
+    schema: dict[str, Any]  # the type as JSON schema, which parameters and keys have
     _adapter: TypeAdapter[Any] | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def read(cls, source: Any) -> AnswerType:
-        """Return the type that a parameter names.
-
-        Args:
-            source: A type that pydantic can validate, or a JSON schema.
-
-        Raises:
-            ConfigurationError: It is none of them.
-        """
+        """Return the type of a JSON schema, or of a type that pydantic can validate. Raises ConfigurationError."""
         if isinstance(source, AnswerType):
             return source
         if isinstance(source, dict):
@@ -61,16 +50,10 @@ class AnswerType:
         return f"JSON that matches this schema: {json.dumps(self.schema, ensure_ascii=False)}"
 
     def validate(self, value: Any) -> Any:
-        """Return the value as the type has it, such as an instance of a class. A schema's values stay JSON.
+        """Return a JSON value as the type has it, such as an instance of a class. A schema's values stay JSON.
 
         Like DSPy, it reads a text as JSON or as a Python literal if the type is no text. Unlike DSPy, it does not
-        repair JSON. Only a type converts numbers.
-
-        Args:
-            value: A JSON value.
-
-        Raises:
-            ValueError: The value does not have the type. The message has one line.
+        repair JSON. Only a type converts numbers. Raises ValueError with one line.
         """
         if self.schema == TEXT:
             return str(value)

@@ -109,11 +109,8 @@ class Budget:
         """Return True if a reservation needs the prices of a call."""
         return any(budget._cost is not None for budget in self._ancestry)
 
-    def check(self, most: Estimate = NO_ESTIMATE) -> Estimate:
-        """Return the expected usage of a call that uses at most `most`.
-
-        Raises BudgetExceeded if the call would not fit even without other running calls.
-        """
+    def _expect(self, most: Estimate) -> Estimate:
+        """Return the expected usage of a call. Raises BudgetExceeded if it would not fit even without other calls."""
         prompts, answers = self._ancestry[-1]._shares or (1.0, 1.0)
         expected = most._replace(prompt_tokens=most.prompt_tokens * prompts, answer_tokens=most.answer_tokens * answers)
         for budget in self._ancestry:
@@ -129,10 +126,10 @@ class Budget:
         Raises:
             BudgetExceeded: The call would not fit even without other running calls.
         """
-        expected = self.check(most)
+        expected = self._expect(most)
         while not all(budget._fits_beside_others(expected) for budget in self._ancestry):
             await self._ancestry[-1]._settled.wait()
-            expected = self.check(most)
+            expected = self._expect(most)
         for budget in self._ancestry:
             budget._reserved.append(expected)
         return partial(self._settle, most, expected)

@@ -37,18 +37,12 @@ class Submission:
 
 
 class ModelPython:
-    """The Python of one recursive model. `begin` comes before the first turn of each question.
-
-    Attributes:
-        interpreter: The sandbox.
-        history: The value of the variable `history` in the code, a list of messages; None for no such variable.
-        output: All output of the last turn. The turn itself has at most OUTPUT_CHARACTERS of it.
-    """
+    """The Python of one recursive model. `begin` comes before the first turn of each question."""
 
     def __init__(self, interpreter: Interpreter) -> None:
         self.interpreter = interpreter
-        self.history: list[dict[str, Any]] | None = None
-        self.output = ""
+        self.history: list[dict[str, Any]] | None = None  # value of the code's variable `history`; None for no variable
+        self.output = ""  # all output of the last turn, of which the turn has at most OUTPUT_CHARACTERS
         self._queries: Queries
         self._context = NO_CONTEXT
         self._name = ""  # of the context in the sandbox

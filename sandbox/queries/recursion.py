@@ -18,21 +18,13 @@ from .session import FLAT_KIND, RECORDED_CHARACTERS, Query, QuerySession
 
 @dataclass(frozen=True, slots=True, config=ConfigDict(strict=True))
 class QueryContext:
-    """The context of a recursive query, as the asking code sent it.
+    """The context of a recursive query, as the asking code sent it."""
 
-    Attributes:
-        text: The context as text, or as JSON if `is_json`.
-        path: Path of a file in the sandbox that has the context instead of `text`.
-        is_json: True if the context is a JSON value other than a text.
-        shape: Type and size of the context, such as "a list of 50 items"; "" if there is no context.
-        preview: First characters of the context.
-    """
-
-    text: str = ""
-    path: str = ""
-    is_json: bool = False
-    shape: str = ""
-    preview: str = ""
+    text: str = ""  # the context as text, or as JSON if `is_json`
+    path: str = ""  # path of a file in the sandbox that has the context instead of `text`
+    is_json: bool = False  # The context is a JSON value other than a text.
+    shape: str = ""  # type and size of the context, such as "a list of 50 items"; "" if there is no context
+    preview: str = ""  # first characters of the context
 
 
 TEXTS = TypeAdapter(Annotated[list[str], Field(max_length=MAX_PROMPTS)])
@@ -105,13 +97,8 @@ class Queries:
     async def ask(self, prompt: str, context: QueryContext, recurse: AnswerRecursively) -> tuple[str, Any]:
         """Return the answer to a recursive query of the host, as text and as a JSON value.
 
-        Args:
-            prompt: The question.
-            context: The context of the model's code.
-            recurse: Answers this query. Queries of the model's code are answered as those of other code.
-
-        Raises:
-            QueryError, BudgetExceeded, DepthExceeded, DeadlineExceeded: There is no answer.
+        `recurse` answers this query. Queries of the model's code are answered as those of other code. Raises
+        QueryError, BudgetExceeded, DepthExceeded and DeadlineExceeded.
         """
         session = self.session
         query = Query("rlm_query", self.depth + 1, session.root_model.name, prompt[:RECORDED_CHARACTERS])

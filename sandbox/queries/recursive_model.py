@@ -23,7 +23,7 @@ from ..model_reply import Reply, read_reply
 from .answer_type import AnswerType
 from .budget import Usage
 from .events import RlmEvent
-from .model_python import LOST_NAMES, NO_CONTEXT, OUTPUT_CHARACTERS, OUTPUT_FIELDS, ModelPython, shorten
+from .model_python import LOST_NAMES, OUTPUT_CHARACTERS, OUTPUT_FIELDS, ModelPython, shorten
 from .session import EmptyAnswerError
 
 if TYPE_CHECKING:
@@ -34,9 +34,7 @@ if TYPE_CHECKING:
     from .session import Answer, Message, Query, QuerySession
 
 PREVIEW_CHARACTERS = 500  # characters of the context that the model sees before its first turn
-# Characters of a plain query's prompt: in all if the limit of the model is unknown, else for each token of the limit.
-# A token has about 4 characters of English text.
-PLAIN_CHARACTERS, CHARACTERS_PER_TOKEN = 400_000, 3
+PLAIN_CHARACTERS = 300_000  # characters of a plain query's prompt; about 75,000 tokens of English text
 # Code that returns a context from its file, or its beginning and its end.
 READ_CONTEXT = """
 with open({path!r}, encoding="utf-8", errors="replace", newline="") as file:
@@ -107,26 +105,15 @@ LAST_CALL = (
 
 @dataclass(frozen=True, slots=True, config=ConfigDict(arbitrary_types_allowed=True))
 class RecursionSettings:
-    """The settings of recursive models.
+    """The settings of recursive models."""
 
-    Args:
-        max_turns: Maximum number of replies with code. After the last one, the model has one more to submit its answer.
-        max_errors: Number of consecutive turns without code, or with failing code, that ends the query with a
-            QueryError; None for no limit.
-        instructions: Text that is added to the model's instructions.
-        system_prompt: Text in the place of the built-in instructions; "" for those.
-        answer_type: Type of the answers to queries of plain code; None for any JSON value.
-        on_depth: "error" to refuse a recursive query beyond the greatest depth, or "plain" to ask the model once.
-        compact_tokens: Tokens of a prompt from which the earlier turns are summarized; None for never.
-    """
-
-    max_turns: PositiveInt = 20
-    max_errors: PositiveInt | None = None
-    instructions: str = ""
-    system_prompt: str = ""
-    answer_type: AnswerType | None = None
-    on_depth: Literal["error", "plain"] = "error"
-    compact_tokens: PositiveInt | None = None
+    max_turns: PositiveInt = 20  # replies with code. After the last one, the model has one more to submit its answer.
+    max_errors: PositiveInt | None = None  # turns in a row without code, or with failing code, that end the query
+    instructions: str = ""  # text that is added to the model's instructions
+    system_prompt: str = ""  # text in the place of the built-in instructions
+    answer_type: AnswerType | None = None  # of the answers to queries of plain code; None for any JSON value
+    on_depth: Literal["error", "plain"] = "error"  # refuse a recursive query beyond the greatest depth, or ask once
+    compact_tokens: PositiveInt | None = None  # tokens of a prompt from which the earlier turns are summarized
 
 
 DEFAULT_RECURSION = RecursionSettings()
@@ -159,33 +146,21 @@ async def answer(
 
 
 class Conversation:
-    """A recursive model: its messages and its Python, which persist from question to question.
-
-    Args:
-        interpreter: The sandbox of the model's code, which runs in a context of its own.
-        settings: The limits and the instructions.
-    """
+    """A recursive model: its messages and its Python, which persist from question to question."""
 
     def __init__(self, interpreter: Interpreter, settings: RecursionSettings) -> None:
         self._settings = settings
         self._python = ModelPython(interpreter)
         self._messages: list[Message] = []  # the next prompt
         self._history: list[Message] = []  # all messages but the instructions, also those that a summary replaced
-        self._counted = 0, 0  # the number of messages and of tokens of the last prompt
+        self._counted = 0, 0  # the number of messages and of tokens of the last prompt; later messages are estimated
         self._kept = 2  # number of messages that a summary cannot shorten: instructions and question, later a summary
         self._outcome = ""  # the outcome of the last question, with which the next one begins
 
     async def answer(self, queries: Queries, prompt: str, context: QueryContext, query: Query) -> Any:
-        """Return the model's answer as a JSON value.
+        """Return the model's answer as a JSON value. Each turn is added to the query's trajectory when the turn begins.
 
-        Args:
-            queries: The query functions for the model's code.
-            prompt: The question.
-            context: The value of the variable `context` in the model's code.
-            query: The query's record. Each turn is added to its trajectory when the turn begins.
-
-        Raises:
-            QueryError, BudgetExceeded, DeadlineExceeded: There is no answer.
+        Raises QueryError, BudgetExceeded and DeadlineExceeded.
         """
         settings, session = self._settings, queries.session
         answer_type = settings.answer_type if queries.depth == 1 else None
@@ -228,7 +203,9 @@ class Conversation:
     def _begin(self, queries: Queries, prompt: str, context: QueryContext) -> None:
         """Add a question to the messages, and write the instructions again."""
         interpreter = self._python.interpreter
-        question = _write_question(prompt, context if self._python.begin(queries, context) else NO_CONTEXT)
+        question = prompt
+        if self._python.begin(queries, context) and context.shape:
+            question += f"\n\n`context` is {context.shape}. It begins:\n{context.preview[:PREVIEW_CHARACTERS]}"
         instructions = _write_instructions(interpreter, self._settings, queries, context)
         self._messages[:1] = [{"role": "system", "content": instructions}]
         self._add("user", "\n\n".join(filter(None, (self._outcome, question))))
@@ -316,7 +293,11 @@ class Conversation:
     async def _compact(self, query: Query, session: QuerySession, turn: dict[str, Any]) -> None:
         """Replace the messages before the next turn by a summary, if the prompt has become too long."""
         limit = self._settings.compact_tokens
-        if limit is None or len(self._messages) <= self._kept or self._count_tokens() <= limit:
+        if limit is None or len(self._messages) <= self._kept:
+            return
+        count, tokens = self._counted
+        tokens += sum(len(message["content"].encode()) // 4 for message in self._messages[count:])
+        if tokens <= limit:
             return
         *messages, last = self._messages
         request = {"role": "user", "content": f"{last['content']}\n\n{SUMMARIZE}"}
@@ -332,11 +313,6 @@ class Conversation:
         self._add("user", CONTINUE)
         self._kept = len(self._messages)
 
-    def _count_tokens(self) -> int:
-        """Return the tokens of the next prompt: as counted for the last one, and estimated for later messages."""
-        count, tokens = self._counted
-        return tokens + sum(len(message["content"].encode()) // 4 for message in self._messages[count:])
-
 
 async def _answer_plainly(
     interpreter: Interpreter, queries: Queries, prompt: str, context: QueryContext, query: Query
@@ -344,9 +320,7 @@ async def _answer_plainly(
     """Ask the model of `llm_query` once, with the context in the prompt as far as it fits."""
     session, model = queries.session, queries.session.flat_model
     query.is_plain, query.model = True, model.name
-    tokens = await model.find_prompt_limit()
-    most = PLAIN_CHARACTERS if tokens is None else CHARACTERS_PER_TOKEN * tokens - len(prompt)
-    half, text = max(0, most // 2), context.text
+    half, text = max(0, PLAIN_CHARACTERS - len(prompt)) // 2, context.text
     if context.path:
         left = session.check_seconds_left()
         result = await interpreter.execute(
@@ -389,27 +363,17 @@ def _write_instructions(
 
 
 def _describe_tool(name: str, tool: Any) -> str:
+    """Return a line about a tool. Defaults other than numbers and None are `...`: a `partial` may hold a secret."""
     try:
-        signature = str(_hide_defaults(inspect.signature(tool))).replace("Ellipsis", "...")
+        signature = inspect.signature(tool)
+        parameters = [
+            parameter
+            if parameter.default is parameter.empty or isinstance(parameter.default, (int, float, type(None)))
+            else parameter.replace(default=...)
+            for parameter in signature.parameters.values()
+        ]
+        shown = str(signature.replace(parameters=parameters)).replace("Ellipsis", "...")
     except (TypeError, ValueError):
-        signature = "(...)"
+        shown = "(...)"
     purpose = (inspect.getdoc(tool) or "").partition("\n")[0]
-    return f"- `{name}{signature}`" + (f": {purpose}" if purpose else "")
-
-
-def _hide_defaults(signature: inspect.Signature) -> inspect.Signature:
-    """Return the signature with `...` for defaults other than numbers and None: a `partial` may hold a secret."""
-    parameters = [
-        parameter
-        if parameter.default is parameter.empty or isinstance(parameter.default, (int, float, type(None)))
-        else parameter.replace(default=...)
-        for parameter in signature.parameters.values()
-    ]
-    return signature.replace(parameters=parameters)
-
-
-def _write_question(prompt: str, context: QueryContext) -> str:
-    if not context.shape:
-        return prompt
-    preview = context.preview[:PREVIEW_CHARACTERS]
-    return f"{prompt}\n\n`context` is {context.shape}. It begins:\n{preview}"
+    return f"- `{name}{shown}`" + (f": {purpose}" if purpose else "")

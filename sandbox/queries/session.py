@@ -34,17 +34,11 @@ DEADLINE_MARGIN_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """The options of one request, which win over the model's own settings.
-
-    Args:
-        temperature: Sampling temperature; None for the model's own.
-        max_tokens: Tokens of the answer. The model's own limit also holds. None for only that limit.
-        response_format: JSON schema of the answer, whose outermost type is "object"; None for any text.
-    """
+    """The options of one request, which win over the model's own settings. None leaves these unchanged."""
 
     temperature: float | None = None
-    max_tokens: int | None = None
-    response_format: dict[str, Any] | None = None
+    max_tokens: int | None = None  # The model's own limit also holds.
+    response_format: dict[str, Any] | None = None  # JSON schema of the answer, whose outermost type is "object"
 
     def list_changed(self) -> dict[str, Any]:
         """Return the options that differ from the defaults."""
@@ -56,21 +50,13 @@ DEFAULT_OPTIONS = RequestOptions()
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A model's answer and its usage.
+    """A model's answer and its usage."""
 
-    Attributes:
-        text: The answer. `QuerySession.ask` leaves the thoughts out.
-        usage: What the request used.
-        logprobs: A dict for each token in OpenAI's form, if they were requested.
-        finish_reason: The server's word for why the answer ended.
-        thoughts: The thoughts of the text, and those that the server sent apart.
-    """
-
-    text: str
+    text: str  # `QuerySession.ask` leaves the thoughts out.
     usage: Usage
-    logprobs: list[dict[str, Any]] | None = None
+    logprobs: list[dict[str, Any]] | None = None  # a dict for each token in OpenAI's form, if they were requested
     finish_reason: str = "stop"
-    thoughts: str = ""
+    thoughts: str = ""  # the thoughts of the text, and those that the server sent apart
 
 
 class EmptyAnswerError(QueryError):
@@ -91,21 +77,14 @@ class Model(Protocol):
 
     async def ask(self, messages: list[Message], options: RequestOptions = DEFAULT_OPTIONS) -> Answer:
         """Return the model's answer. Raises QueryError, or EmptyAnswerError for an answer that is no whole one."""
-        ...
 
     async def estimate_max_usage(
         self, messages: list[Message], options: RequestOptions = DEFAULT_OPTIONS, *, is_priced: bool = True
     ) -> Estimate:
         """Return the most that a call can use. Without `is_priced`, prices are 0. Raises ConfigurationError."""
-        ...
-
-    async def find_prompt_limit(self) -> int | None:
-        """Return the tokens of the longest prompt that the model takes, or None if the number is unknown."""
-        ...
 
     def fingerprint(self) -> dict[str, Any]:
         """Return, as JSON and without secrets, the settings that change answers: model, address and sampling."""
-        ...
 
 
 async def estimate_for_budget(
@@ -119,30 +98,24 @@ async def estimate_for_budget(
 
 @dataclass(slots=True)
 class Query:
-    """The record of one query. `usage` and `cached` exclude the queries below it.
-
-    `turn` is 0 if plain code asked this query. If the code of a recursive query asked it, `turn` is the number of that
-    code's turn, counted from 1. `cached` is the number of questions that were answered without a call. `value` is a
-    recursive model's answer; the JSON has it unless it is a text. `is_plain` marks a recursive query that a model
-    answered without Python, because of its depth. `query_count` and `query_usage` are of the ended queries below it.
-    """
+    """The record of one query. `usage` and `cached` exclude the queries below it."""
 
     kind: str
     depth: int
     model: str
     prompt: str
-    turn: int = 0
+    turn: int = 0  # number of the turn whose code asked, from 1; 0 if plain code asked
     started_at: float = field(default_factory=time.monotonic)
     seconds: float = 0.0
     usage: Usage = field(default_factory=Usage)
-    cached: int = 0
+    cached: int = 0  # number of questions that were answered without a call
     error: str = ""
-    value: Any = ""
+    value: Any = ""  # a recursive model's answer; the JSON has it unless it is a text
     trajectory: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     children: list["Query"] = field(default_factory=list["Query"])
-    is_plain: bool = False
-    query_count: int = 0
-    query_usage: Usage = field(default_factory=Usage)
+    is_plain: bool = False  # A model answered a recursive query without Python, because of its depth.
+    query_count: int = 0  # number of the ended queries below it
+    query_usage: Usage = field(default_factory=Usage)  # of the ended queries below it
     id: str = ""  # set if the session has a transcript
     parent_id: str = ""
     sent: list[Message] = field(default_factory=list[Message])  # the last request's messages and its answer
@@ -200,35 +173,21 @@ class QuerySession:
     """The state that a top-level execution shares with all queries below it.
 
     Cached answers use no budget and are not tracked.
-
-    Args:
-        root_model: Model for the turns of recursive queries.
-        flat_model: Model for `llm_query`.
-        models: Models that code may choose in a query, by name.
-        budget: Limits on calls, tokens and cost.
-        concurrency: Maximum number of concurrent requests.
-        track: Runs and reports each query.
-        deadline: Time of the event loop's clock, or None for no deadline. The execution sets it when it sends its code.
-        cache: Answers that need no request, or None.
-        on_event: Called with each event, or None. If it raises an exception, no further question is asked, and the
-            execution raises the exception.
-        transcript: Saves the whole requests, or None.
-        index: Number of the execution in its run.
-        queries: Records of the top-level queries.
     """
 
-    root_model: Model
-    flat_model: Model
+    root_model: Model  # for the turns of recursive queries
+    flat_model: Model  # for `llm_query`
     budget: Budget
-    concurrency: int
-    models: Mapping[str, Model] = field(default_factory=dict[str, Model])
+    concurrency: int  # maximum number of concurrent requests
+    models: Mapping[str, Model] = field(default_factory=dict[str, Model])  # the models that code may choose, by name
     track: RunTracked = run_untracked
-    deadline: float | None = None
+    deadline: float | None = None  # time of the event loop's clock, which the execution sets when it sends its code
     cache: AnswerCache | None = None
+    # Called with each event. If it raises an exception, no further question is asked, and the execution raises it.
     on_event: OnEvent | None = None
     transcript: Transcript | None = None
-    index: int = 0
-    queries: list[Query] = field(default_factory=list[Query])
+    index: int = 0  # number of the execution in its run
+    queries: list[Query] = field(default_factory=list[Query])  # records of the top-level queries
 
     def __post_init__(self) -> None:
         self._request_slots = asyncio.Semaphore(self.concurrency)

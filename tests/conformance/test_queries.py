@@ -213,34 +213,6 @@ async def test_concurrent_threads_stay_within_the_call_limit(provider: SandboxPr
     assert queries.cost == pytest.approx(chat.stats.prompt_tokens * 1.5e-7 + chat.stats.completion_tokens * 6e-7)
 
 
-async def test_a_failed_call_releases_its_unused_budget(provider: SandboxProvider, chat: ChatServer):
-    chat.rule("bad", Reply("refused", status=400))
-    code = """
-        for _ in range(5):
-            llm_query_batched(["bad"], on_error="return")
-        SUBMIT(answers=llm_query_batched(["a", "b", "c"], on_error="return")[:2], left=str(
-            llm_query_batched(["d"], on_error="return")[0]))
-        """
-    result = await ask(provider, chat, code, max_llm_calls=3)
-    assert result.answers == ["answer to: a", "answer to: b"]
-    assert "all 3 calls" in result.left
-    assert (result.meta.queries.calls, result.meta.queries.failed) == (3, 6)
-
-
-async def test_turns_of_a_recursive_model_count_towards_the_call_limit(provider: SandboxProvider, chat: ChatServer):
-    chat.script = make_script(("", "print('and on')"))
-    code = """
-        try:
-            rlm_query("never ends")
-        except BudgetExceeded as error:
-            SUBMIT(said=str(error))
-        """
-    result = await ask(provider, chat, code, max_llm_calls=4)
-    assert "all 4 calls" in result.said
-    assert chat.stats.requests == 4
-    assert len(result.meta.queries.tree[0]["trajectory"]) == 4
-
-
 @pytest.mark.full
 async def test_a_query_ends_before_the_codes_timeout_so_code_can_submit(provider: SandboxProvider, chat: ChatServer):
     chat.rule("slow", Reply("too late", delay=1000))

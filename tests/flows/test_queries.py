@@ -37,18 +37,6 @@ pytestmark = pytest.mark.anyio
 KEY = "sk-of-a-person-51f0ab37"
 NAME = "openai/gpt-4o-mini"
 PRICE_IN, PRICE_OUT = 1.5e-7, 6e-7  # US dollars per token, from LiteLLM's list
-TWENTY = """
-from concurrent.futures import ThreadPoolExecutor
-def one(i):
-    try:
-        return llm_query(f"question {i}")
-    except BudgetExceeded:
-        return None
-with ThreadPoolExecutor(20) as pool:
-    SUBMIT(answers=list(pool.map(one, range(20))))
-"""
-
-
 # Code that asks until a limit is reached.
 COUNT = """
 count = 0
@@ -77,9 +65,13 @@ async def save_model(chat: ChatServer, **settings: Any) -> str:
 
 
 async def test_exactly_ten_calls_reach_the_model_and_their_usage_is_counted(chat, caplog):
-    first, second = await batch([TWENTY, TWENTY], language_model=NAME, max_llm_calls=10, batch_concurrency=8)
+    code = """
+replies = llm_query_batched([f"question {i}" for i in range(20)], on_error="return")
+SUBMIT(answers=[reply for reply in replies if isinstance(reply, str)])
+"""
+    first, second = await batch([code, code], language_model=NAME, max_llm_calls=10, batch_concurrency=8)
     for result in (first, second):
-        assert [answer is None for answer in result.answers].count(True) == 10
+        assert len(result.answers) == 10
         queries = result.meta.queries
         assert (queries.asked, queries.failed, queries.calls) == (20, 10, 10)
     assert chat.stats.requests == 20
@@ -92,40 +84,18 @@ async def test_exactly_ten_calls_reach_the_model_and_their_usage_is_counted(chat
     assert said in caplog.text
 
 
-@pytest.mark.full
-async def test_a_tree_of_depth_three_in_one_sandbox_with_one_worker_finishes(chat):
-    chat.script = make_script(
-        ("level three", "SUBMIT(answer=open('mark').read() + llm_query('flat'))"),
-        ("level two", "SUBMIT(answer=' '.join(rlm_query_batched(['level three'] * 3)))"),
-        ("level one", "SUBMIT(answer=' '.join(rlm_query_batched(['level two'] * 2)))"),
-    )
-    code = "open('mark', 'w').write('same sandbox, ')\nSUBMIT(answer=' '.join(rlm_query_batched(['level one'] * 2)))"
-    (result,) = await batch([code], language_model=NAME, max_workers=1, max_depth=3, batch_concurrency=1)
-    assert result.answer == " ".join(["same sandbox, answer to: flat"] * 12)
-    assert chat.stats.most_at_once == 1
-    assert result.meta.queries.calls == 2 + 4 + 12 + 12
-
-
-async def test_max_cost_holds_for_the_whole_flow_run(chat):
-    """The first call reserves 124 tokens at $0.001 and uses 4, so each further call reserves about 4."""
-    model = await save_model(chat, max_tokens=100, input_cost_per_token=0.001, output_cost_per_token=0.001)
-    first, second = await batch([COUNT, COUNT], language_model=model, max_cost=0.2, max_llm_calls=None, max_workers=1)
-    assert (first.count, second.count) == (50, 0)
-    assert "of $0.2 $0.000000 are left" in first.said
-    assert first.meta.queries.cost == pytest.approx(0.2)
-    assert chat.stats.requests == 50
-
-
 @pytest.mark.parametrize(
     ("limits", "counts", "message"),
     [
         ({"max_total_llm_calls": 5}, (5, 0), "all 5 calls of the model are used up.*raise `max_total_llm_calls`"),
         # A call is expected to use two tokens of the prompt and three of the answer, as the first one did.
         ({"max_total_llm_tokens": 140}, (35, 0), "of 140 0 are left.*raise `max_total_llm_tokens`"),
+        # The first call reserves 124 tokens at $0.001 and uses 4, so each further call reserves about 4.
+        ({"max_cost": 0.2}, (50, 0), r"of \$0.2 \$0.000000 are left"),
     ],
 )
-async def test_total_limits_on_calls_and_tokens_hold_for_the_whole_flow_run(chat, limits, counts, message):
-    model = await save_model(chat, max_tokens=100)
+async def test_limits_hold_for_the_whole_flow_run(chat, limits, counts, message):
+    model = await save_model(chat, max_tokens=100, input_cost_per_token=0.001, output_cost_per_token=0.001)
     first, second = await batch([COUNT, COUNT], language_model=model, max_llm_calls=None, max_workers=1, **limits)
     assert (first.count, second.count) == counts
     assert re.search(message, first.said)
@@ -141,11 +111,9 @@ async def test_total_limits_on_calls_and_tokens_hold_for_the_whole_flow_run(chat
             "the price of the model openai/no-such-model is unknown",
         ),
         ({"language_model": "language-model/nosuch"}, "no block language-model/nosuch"),
-        ({"language_model": NAME, "max_llm_calls": 0}, f"the model {NAME} cannot be called: .* `max_llm_calls`"),
-        ({"language_model": NAME, "max_cost": 0.005}, r"could cost \$0.009830, and of \$0.005 .* raise `max_cost`"),
     ],
 )
-async def test_a_model_too_expensive_for_the_limits_is_refused(parameters, message, results):
+async def test_a_model_with_an_unknown_price_or_name_is_refused(parameters, message, results):
     with pytest.raises(ConfigurationError, match=message):
         await batch(["SUBMIT(1)"], **parameters)
     assert not list(results.glob("*"))

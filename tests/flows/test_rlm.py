@@ -10,7 +10,6 @@ import sys
 import threading
 import uuid
 from pathlib import Path
-from typing import Any
 
 import pytest
 from prefect.client.orchestration import get_client
@@ -21,7 +20,6 @@ from rlm_batch import (
     ConfigurationError,
     DeadlineExceeded,
     ExecutionsFailed,
-    LanguageModel,
     LocalSandbox,
     batch,
     load_report,
@@ -29,7 +27,7 @@ from rlm_batch import (
 )
 from rlm_batch.sandbox.outcomes.outcome_json import get_status
 
-from ..infra.scripted_turns import format_turn, make_script
+from ..infra.scripted_turns import MARK, format_turn, make_script
 from ..infra.waiting import HANG_SECONDS
 from ..standins.openai_chat import Reply
 
@@ -116,16 +114,9 @@ async def test_a_repeated_question_is_answered_from_the_ledger(chat, tmp_path):
         assert chat.stats.requests == requests
 
 
-async def test_a_question_beyond_the_budget_is_refused_before_a_sandbox_opens(chat, results):
-    model = LanguageModel(model="openai/gpt-4", sub_model=NAME, api_base=chat.url, max_tokens=1000)
-    await model.save("dear", overwrite=True)  # type: ignore[misc]
-    cases: list[tuple[dict[str, Any], str]] = [
-        ({"max_depth": 0}, "`max_depth` is 0"),
-        ({"max_cost": 0.001}, "raise `max_cost`"),
-    ]
-    for parameters, message in cases:
-        with pytest.raises(ConfigurationError, match=message):
-            await rlm("q", "language-model/dear", **parameters)
+async def test_a_question_beyond_the_depth_is_refused_before_a_sandbox_opens(chat, results):
+    with pytest.raises(ConfigurationError, match="`max_depth` is 0"):
+        await rlm("q", NAME, max_depth=0)
     assert not list(results.glob("*"))
 
 
@@ -211,33 +202,19 @@ async def test_an_answer_of_any_type_has_a_text_and_a_value_also_from_the_ledger
     assert chat.stats.requests == 1
 
 
-async def test_the_prompt_has_the_contexts_type_and_size_and_no_network(chat):
+async def test_the_prompt_has_the_context_the_instructions_and_the_limits(chat):
     chat.script = make_script(("", "SUBMIT(answer='x')"))
-    await rlm("q", NAME, "word " * 1_000_000)
+    await rlm("q", NAME, "word " * 1_000_000, instructions="Answer in one word.", max_turns=2)
     prompt = chat.requests[-1].text
+    assert "You have 2 turns" in prompt
+    assert "Answer in one word." in prompt
     assert "`context` is a str of 5,000,000 characters. It begins:\nword word" in prompt
     assert "It has no network." in prompt
-
-
-@pytest.mark.full
-async def test_a_question_that_times_out_names_the_timeout(chat):
-    chat.script = lambda _: Reply(format_turn("print(1)"), delay=1000)
-    answer = await rlm("how many?", NAME, on_failure="return", timeout=15)
-    assert isinstance(answer.error, CodeError)
-    assert (answer.answered, answer.error.type) == (False, "DeadlineExceeded")
-    assert "no time is left for queries: raise `timeout`" in str(answer.error)
-
-
-@pytest.mark.full
-async def test_a_model_without_a_valid_answer_fails_the_flow_with_the_reason(chat):
-    chat.script = lambda _: "I would rather not write code."
-    with pytest.raises(ExecutionsFailed, match="has no block of Python") as failed:
-        await rlm("q", NAME, max_errors=2)
-    (failure,) = failed.value.failures
-    assert failure.meta.queries.calls == chat.stats.requests > 0
-    chat.script = lambda _: Reply("no money", status=402)
-    with pytest.raises(ExecutionsFailed, match="no money"):
-        await rlm("q", NAME)
+    chat.script = lambda _: format_turn("SUBMIT('x')")
+    await rlm("q", NAME, system_prompt="You are a pirate.", instructions="Be brief.")
+    assert "You are a pirate." in chat.requests[-1].messages[0]
+    assert "Be brief." in chat.requests[-1].messages[0]
+    assert MARK not in chat.requests[-1].text
 
 
 MEMORY = """
@@ -284,20 +261,6 @@ def test_the_example_finds_its_needle_with_the_fake_model(server, tmp_path):
     assert "2 calls" in done.stdout
 
 
-async def test_instructions_and_the_number_of_turns_reach_the_model(chat):
-    chat.script = make_script(("Turns left: 1.", "SUBMIT(answer='done')"), ("", "print(1)"))
-    found = await rlm("q", NAME, instructions="Answer in one word.", max_turns=2)
-    assert found.answer == "done"
-    assert "You have 2 turns" in chat.requests[0].text
-    assert "Answer in one word." in chat.requests[0].text
-
-
-async def test_the_last_turn_is_followed_by_a_call_for_the_answer(chat):
-    chat.script = lambda request: "SUBMIT('seven')" if "no turns left" in request.text else format_turn("print(7)")
-    found = await rlm("q", NAME, max_turns=2)
-    assert (found.answer, found.queries.calls) == ("seven", 3)
-
-
 async def test_a_question_without_an_answer_after_its_turns_has_failed_and_is_no_lost_one(chat):
     chat.script = lambda request: "I cannot." if "no turns left" in request.text else format_turn("print(7)")
     found = await rlm("q", NAME, max_turns=2, on_failure="return")
@@ -316,26 +279,3 @@ async def test_each_turn_is_in_the_ledger_with_its_usage_even_without_a_text(cha
     assert sum(turn["usage"]["calls"] for turn in found.trajectory) == found.queries.calls == 3
     used = sum(turn["usage"]["completion_tokens"] for turn in found.trajectory)
     assert used == chat.stats.completion_tokens
-
-
-async def test_failed_turns_in_a_row_end_the_query(chat):
-    chat.script = make_script(("", "1 / 0"))
-    found = await rlm("q", NAME, max_errors=3, on_failure="return")
-    assert found.error is not None
-    assert "failed in 3 turns in a row (max_errors)" in str(found.error)
-    assert get_status(found.result) == "failed"
-    assert found.queries.calls == len(found.trajectory) == 3
-
-
-async def test_a_long_question_of_the_flow_is_summarized(chat):
-    replies = iter(
-        [
-            format_turn("found = 7\nprint('word ' * 2000)"),
-            "The variable found is set.",
-            format_turn("SUBMIT([found, len(history)])"),
-        ]
-    )
-    chat.script = lambda _: next(replies)
-    answer = await rlm("which?", NAME, compact_tokens=1000)
-    assert (answer.value, answer.queries.calls) == ([7, 3], 3)
-    assert answer.trajectory[1]["summary"] == "The variable found is set."

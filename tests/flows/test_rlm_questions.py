@@ -13,7 +13,6 @@ from pydantic import BaseModel
 from rlm_batch import (
     CodeError,
     ConfigurationError,
-    ExecutionsFailed,
     LanguageModel,
     RlmAnswers,
     load_report,
@@ -22,8 +21,7 @@ from rlm_batch import (
 from rlm_batch.flows.plans.rlm import RlmParameters
 from rlm_batch.sandbox.interpreter import Interpreter
 
-from ..infra.scripted_turns import MARK, format_turn, make_script
-from ..standins.openai_chat import Reply
+from ..infra.scripted_turns import make_script
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("openai")]
 
@@ -181,22 +179,14 @@ async def test_answers_have_the_type_that_the_caller_asks_for(chat):
 async def test_the_models_code_finds_tools_and_prepared_names(chat):
     chat.script = make_script(("", "SUBMIT(population('Ghent') + double(1))"))
 
-    def population(city: str) -> int:
+    def population(city: str, key: str = "sk-secret") -> int:
         """How many people live there."""
         return {"Ghent": 265_000}[city]
 
     answer = await rlm("q", NAME, tools={"population": population}, prepare="def double(x): return 2 * x")
     assert answer.value == 265_002
-    assert "population(city: str) -> int" in chat.requests[0].text
+    assert "population(city: str, key: str = ...) -> int`: How many people live there." in chat.requests[0].text
     assert answer.result.meta.tool_calls == {"population": 1}
-
-
-async def test_a_system_prompt_replaces_the_built_in_one(chat):
-    chat.script = lambda _: format_turn("SUBMIT('x')")
-    await rlm("q", NAME, system_prompt="You are a pirate.", instructions="Be brief.")
-    assert "You are a pirate." in chat.requests[0].messages[0]
-    assert "Be brief." in chat.requests[0].messages[0]
-    assert MARK not in chat.requests[0].text
 
 
 async def test_models_may_be_objects_saved_blocks_and_names(chat, monkeypatch):
@@ -213,14 +203,6 @@ async def test_models_may_be_objects_saved_blocks_and_names(chat, monkeypatch):
     assert models == ["gpt-4o-mini"] * 3 + ["small", "gpt-4o-mini", "other", "gpt-4o-mini", "other"]
     assert chat.requests[-1].body["temperature"] == 0.5
     assert {request.headers["authorization"] for request in chat.requests} == {"Bearer sk-secret"}
-
-
-async def test_one_budget_limits_all_questions(chat):
-    chat.script = make_script(("", "SUBMIT(llm_query('flat'))"))
-    with pytest.raises(ExecutionsFailed, match="raise `max_total_llm_calls`") as failed:
-        await rlm(queries=["a", "b", "c"], language_model=NAME, max_total_llm_calls=4, max_workers=1)
-    assert [failure.meta.index for failure in failed.value.failures] == [2]
-    assert chat.stats.requests == 4
 
 
 async def test_questions_of_one_sandbox_do_not_see_each_others_names(chat):
@@ -282,11 +264,3 @@ def test_the_parameters_for_prefect_are_json(tmp_path, monkeypatch):
     assert json.loads(text)["output_type"]["title"] == "Order"
     assert json.loads(text)["context_file"] == [str(tmp_path / "a.txt"), str(tmp_path / "b.txt")]
     assert RlmParameters.parse(json.loads(text)).answer_type == parameters.answer_type
-
-
-async def test_a_failed_question_has_its_partial_answer_among_the_answers(chat):
-    chat.script = lambda request: (
-        format_turn("print('partial')") if "Turns left" not in request.text else Reply("down", status=400)
-    )
-    answers = await rlm(queries=["a"], language_model=NAME, on_failure="return")
-    assert (answers[0].answer, answers[0].answered) == ("partial", False)

@@ -1,4 +1,4 @@
-"""The base of models that tests write: without a limit on prompts, and with one estimate for all of them."""
+"""The base of models that tests write: with one estimate for all of them."""
 
 from typing import Any
 
@@ -15,9 +15,6 @@ class StubModel:
         self, messages: list[Message], options: RequestOptions = DEFAULT_OPTIONS, *, is_priced: bool = True
     ) -> Estimate:
         return Estimate(10, 5)
-
-    async def find_prompt_limit(self) -> int | None:
-        return None
 
     def fingerprint(self) -> dict[str, Any]:
         return {"model": self.name}

@@ -29,7 +29,7 @@ class Reply:
     With a `gate`, the delay begins when that many requests have been active at the same time, or after a minute.
 
     A `status` other than 200 is an API error with `text` as its message. `drop` closes the connection without an
-    answer. `garbled` sends a body that is not JSON. `no_usage` omits the token counts, and `usage` replaces them.
+    answer. `body` is sent in the place of an answer. `no_usage` omits the token counts, and `usage` replaces them.
     `no_text` sends an answer without text, but counts the tokens of `text`. `logprobs` adds a log probability for each
     word. `trickle` sends a body that never ends. `finish_reason` says why the answer ended, `refusal` is a text in the
     place of the answer, and `reasoning` has thoughts apart from it.
@@ -41,7 +41,7 @@ class Reply:
     status: int = 200
     retry_after: float | None = None
     drop: bool = False
-    garbled: bool = False
+    body: bytes = b""
     no_usage: bool = False
     usage: tuple[int, int] | None = None
     no_text: bool = False
@@ -195,8 +195,8 @@ class ChatServer:
             await asyncio.sleep(delay)
         if reply.drop or reader.at_eof():
             return False
-        if reply.garbled:
-            self._send(writer, 200, b"<html>a proxy's page</html>")
+        if reply.body:
+            self._send(writer, 200, reply.body)
             return True
         if reply.trickle:
             writer.write(b"HTTP/1.1 200 Scripted\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n")

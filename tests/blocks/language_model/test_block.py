@@ -21,7 +21,6 @@ from rlm_batch.blocks.local.provider import LocalProvider
 from rlm_batch.sandbox.queries.budget import Usage
 from rlm_batch.sandbox.queries.session import EmptyAnswerError
 
-from ...infra.scripted_turns import make_script
 from ...standins.openai_chat import Reply
 
 pytestmark = pytest.mark.anyio
@@ -61,7 +60,12 @@ async def test_settings_reach_the_server_and_flat_queries_go_to_the_sub_model(ch
 
 
 async def test_a_transient_fault_is_retried_and_counts_as_one_call(chat):
-    faults = [Reply(status=500), Reply(status=429, retry_after=1.2), Reply(drop=True), Reply(garbled=True)]
+    faults = [
+        Reply(status=500),
+        Reply(status=429, retry_after=1.2),
+        Reply(drop=True),
+        Reply(body=b"<html>"),
+    ]
     for number, fault in enumerate(faults):
         chat.rule(f"question {number}", fault, "well")
     answers = await asyncio.gather(*(ask(model(chat), f"question {number}") for number in range(len(faults))))
@@ -104,14 +108,6 @@ async def test_an_answer_that_trickles_in_times_out(chat, monkeypatch):
     chat.rule("for ever", Reply(trickle=True))
     with pytest.raises(QueryError, match="its answer was not complete after 60 s"):
         await ask(model(chat, request_timeout=60, retries=0), "for ever")
-
-
-async def test_a_negative_token_count_of_the_server_is_ignored(chat):
-    chat.rule("question", Reply("well", usage=(-500, -7)))
-    used = (await ask(model(chat))).usage
-    assert used.prompt_tokens > 0
-    assert used.completion_tokens > 0
-    assert used.cost > 0
 
 
 async def test_a_refusal_is_an_immediate_error_that_hides_the_key(chat, monkeypatch):
@@ -259,12 +255,6 @@ async def test_a_cost_limit_needs_a_known_price_and_length(chat):
     await open_model_access(model(chat), max_cost=1.0)
 
 
-def test_the_fingerprint_covers_all_settings_of_an_answer_but_secrets(chat):
-    block = model(chat, temperature=0.0, retries=7)
-    assert block.fingerprint() == {"model": NAME, "api_base": chat.url, "temperature": 0.0}
-    assert KEY not in repr(block)
-
-
 def test_a_script_interpreter_can_query_with_one_cost_limit_for_all_executions(chat):
     settings = {"max_tokens": 5, "input_cost_per_token": 0.01, "output_cost_per_token": 0.01}
     with LocalInterpreter(
@@ -307,25 +297,6 @@ async def test_an_answer_that_is_not_whole_is_an_error(chat, reply, problem, nam
     answer = caught.value.answer
     assert (answer.text, answer.finish_reason) == ("" if reply.no_text else reply.text, reply.finish_reason)
     assert (answer.usage.calls, answer.usage.completion_tokens) == (1, 60)
-
-
-def test_code_gets_an_error_object_for_an_answer_that_was_cut(chat):
-    chat.rule("long", Reply('{"value": [1, 2', finish_reason="length"))
-    chat.rule("short", "a text")
-    code = """
-        errors = llm_query_batched(["long", "short"], on_error="return")
-        for ask in (lambda: llm_query("long"), lambda: llm_query("long", response_format=list[int])):
-            try:
-                errors.append(ask())
-            except QueryError as error:
-                errors.append(error)
-        SUBMIT([[type(error).__name__, str(error)] for error in errors])
-        """
-    with LocalInterpreter(language_model=model(chat)) as interpreter:
-        result = interpreter.execute(dedent(code))
-    problem = f"the model {NAME} gave an incomplete answer (finish_reason: length){LIMIT}"
-    assert result.output == [["QueryError", problem], ["str", "a text"], *[["QueryError", problem]] * 2]
-    assert (result.meta.queries.calls, result.meta.queries.failed) == (4, 3)
 
 
 @pytest.mark.parametrize("reason", [None, "STOP", "tool_calls", "a word of its own"])
@@ -371,13 +342,6 @@ def test_a_block_refuses_an_unknown_option_without_showing_its_value(chat):
         assert "of-a-person" not in str(caught.value)
 
 
-def test_a_script_interpreter_answers_recursive_queries(chat):
-    chat.script = make_script(("", "SUBMIT(answer=context.upper())"))
-    with LocalInterpreter(language_model=model(chat), timeout=500) as interpreter:  # the first query imports DSPy
-        interpreter.execute("text = 'kept'")
-        assert interpreter.execute("SUBMIT(x=rlm_query('shout', context=text))").x == "KEPT"
-
-
 def test_invalid_limits_are_refused(chat):
     limits: dict[str, Any]
     for limits in ({"batch_concurrency": 0}, {"max_depth": -1}, {"max_total_llm_calls": -1}, {"max_cost": -0.5}):
@@ -411,11 +375,3 @@ def test_an_unknown_model_or_missing_key_is_refused_before_a_sandbox_opens(
     accepted: Any
     for accepted in ({"model": "ollama_chat/llama3.2"}, {"api_base": "http://127.0.0.1:9"}, {"api_key": "sk-given"}):
         asyncio.run(LanguageModel(**{"model": NAME, **accepted}).make_root_model().check())
-
-
-def test_a_script_interpreter_limits_the_calls_of_all_executions(chat):
-    with LocalInterpreter(language_model=model(chat), max_total_llm_calls=3) as interpreter:
-        assert interpreter.execute("SUBMIT(x=llm_query_batched(['a', 'b']))").meta.queries.calls == 2
-        replies = interpreter.execute("SUBMIT(x=[str(r) for r in llm_query_batched(['a', 'b'], on_error='return')])").x
-    assert "answer to: " in "".join(replies)
-    assert "all 3 calls of the model are used up: make fewer, or raise `max_total_llm_calls`" in "".join(replies)

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import warnings
-from contextlib import asynccontextmanager
 from typing import Any
 
 import litellm
@@ -16,6 +15,7 @@ from rlm_batch import LanguageModel, QueryError
 from rlm_batch.blocks.language_model.openai_client import can_send_directly
 
 from ...infra.waiting import HANG_SECONDS
+from ...standins.openai_chat import Reply
 
 pytestmark = pytest.mark.anyio
 
@@ -79,44 +79,16 @@ def test_connections_are_closed_with_the_event_loop(chat, caplog):
     assert chat.stats.answered == 2
 
 
-@asynccontextmanager
-async def serve(status: int, body: dict[str, Any]):
-    """Serve one body for every request, and yield the address and the requests."""
-    requests: list[bytes] = []
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        length = next(int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
-        requests.append(head + await reader.readexactly(length))
-        text = json.dumps(body).encode()
-        start = f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nConnection: close\r\n"
-        writer.write(f"{start}Content-Length: {len(text)}\r\n\r\n".encode() + text)
-        await writer.drain()
-        writer.close()
-
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    async with server:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", requests
-
-
-async def test_a_spent_quota_is_an_error_at_once():
-    error = {"message": "You exceeded your current quota", "type": "insufficient_quota", "code": "insufficient_quota"}
-    async with serve(429, {"error": error}) as (address, requests):
-        with pytest.raises(QueryError, match="exceeded your current quota"):
-            await ask(LanguageModel(model=NAME, api_key="sk-x", api_base=address, retries=2))  # type: ignore[arg-type]
-    assert len(requests) == 1
-
-
 @pytest.mark.parametrize(
     "body",
     [{"error": {"message": "Provider overloaded", "code": 502}}, {"choices": None}, {"choices": [{"index": 0}]}],
     ids=["an error", "no choices", "no message"],
 )
-async def test_a_reply_without_a_message_is_asked_again_and_its_error_is_told(body):
-    async with serve(200, body) as (address, requests):
-        with pytest.raises(QueryError, match="Provider overloaded" if "error" in body else "in 2 tries"):
-            await ask(LanguageModel(model=NAME, api_key="sk-x", api_base=address, retries=1))  # type: ignore[arg-type]
-    assert len(requests) == 2
+async def test_a_reply_without_a_message_is_asked_again_and_its_error_is_told(chat, body):
+    chat.rule("a question", Reply(body=json.dumps(body).encode()))
+    with pytest.raises(QueryError, match="Provider overloaded" if "error" in body else "in 2 tries"):
+        await ask(model(chat, retries=1))
+    assert chat.stats.requests == 2
 
 
 def test_a_script_with_an_interpreter_ends_without_errors(chat):

@@ -53,13 +53,12 @@ async def test_a_tool_timeout_raises_in_the_code(monkeypatch: pytest.MonkeyPatch
 
 async def test_invalid_tools_are_refused_before_a_sandbox_opens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     wrong: list[tuple[dict[Any, Any], str]] = [
-        ({"look up": len}, "a name that Python code cannot use"),
-        ({"SUBMIT": len}, "has the name of a function"),
+        ({"look up": len}, "has a name that code cannot use"),
+        ({"SUBMIT": len}, "a name that code .* has already"),
         ({"size": 3}, "is 3: pass a function, or its import path"),
         ({"size": "os.path"}, "is 'os.path': pass a function"),
         ({"size": "no.such:function"}, "no.such:function, cannot be imported on this host"),
         ({"size": "os.path:nothing"}, "cannot be imported on this host"),
-        ({"size": "os.path:sep"}, "is a str, not a function"),
     ]
     for tools, message in wrong:
         with pytest.raises(ConfigurationError, match=message):
