@@ -35,12 +35,10 @@ class EventStream(Generic[R]):
     @property
     def result(self) -> R:
         """The value that the flow returned. Raises ConfigurationError if the loop has not ended, or was left early."""
-        if self._task is None or not self._task.done():
-            raise ConfigurationError("the result of a stream exists after the loop over its events has ended")
-        if self._task.cancelled():
+        if self._task is None or not self._task.done() or self._task.cancelled():
             raise ConfigurationError(
-                "this stream has no result, because the loop over its events was left early: call rlm(...) with the "
-                "same results_path to finish the run"
+                "this stream has no result, because the loop over its events has not ended, or was left early: call "
+                "rlm(...) with the same results_path to finish the run"
             )
         return self._task.result()
 

@@ -7,6 +7,7 @@ imports Prefect, because the command line refuses wrong parameters before that s
 
 import inspect
 import os
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cache, cached_property
@@ -84,18 +85,20 @@ class FlowParameters(Generic[R]):
     def parse(cls, values: Mapping[str, Any]) -> Self:
         """Convert and check the parameters of one run. Raises ConfigurationError."""
         try:
-            return cls(**convert_parameters(dict(values), find_contents(cls)))
+            parameters = cls(**convert_parameters(dict(values), find_contents(cls)))
         except ValidationError as error:
             raise ConfigurationError(describe_problems(error)) from None
+        parameters._check_combination()
+        return parameters
 
-    def check_combination(self) -> None:
+    def _check_combination(self) -> None:
         """Raise ConfigurationError if the given parameters break the rules of `one_of`, `needs` and `excludes`."""
         given = {name for name, value in self.list_values().items() if value is not None and value not in ({}, "")}
         given -= {item.name for item in fields(self) if getattr(self, item.name) == item.default}  # type: ignore[arg-type]
         if self.one_of and len(given & {*self.one_of}) != 1:
             names = [f"`{name}`" for name in self.one_of]
             raise ConfigurationError(f"pass one of {', '.join(names[:-1])} or {names[-1]}, and only one")
-        for name, other in self.needs.items():
+        for name, other in {"models": "language_model", **self.needs}.items():
             if name in given and other not in given:
                 raise ConfigurationError(f"`{name}` needs `{other}`: pass both, or leave `{name}` out")
         for (name, other), reason in self.excludes.items():
@@ -103,21 +106,21 @@ class FlowParameters(Generic[R]):
                 raise ConfigurationError(f"`{name}` and `{other}` exclude each other: {reason}")
 
     @cached_property
+    @abstractmethod
     def options(self) -> "Options":
         """The shared parameters, with fixed values for those that this flow does not have."""
-        raise NotImplementedError
 
+    @abstractmethod
     def make_plan(self, report: ProgressReport | None = None, run_ledger: PathOrLocation | None = None) -> "Plan":
         """Read the inputs, check all that can be checked before anything runs, and return the plan.
 
         `report` takes lines about reading large files. `run_ledger` is the flow run's ledger, if the parameters name
         none.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def build_report(self, outcomes: "Outcomes") -> "Report":
         """Return the report on the outcomes. Raises ConfigurationError if the outcomes lack the objective."""
-        raise NotImplementedError
 
     def reads_blocks(self) -> bool:
         """Return whether a parameter names a location on a block, which only a Prefect server can resolve."""
@@ -388,8 +391,6 @@ class Options(CodeParameters, LaneParameters):
     def _read_code(self, name: str) -> str:
         """Return the code of a parameter, which may name a file. Raises ConfigurationError if no shard can take it."""
         code = read_text_reference(getattr(self, name))
-        if "\0" in code:
-            raise ConfigurationError(f"`{name}` contains a NUL character: remove it")
         if self.shards is not None and (size := len(code.encode("utf-8", "replace"))) > PARAMETER_LIMIT:
             raise ConfigurationError(
                 f"`{name}` has {size:,} bytes, and with `shards` at most "

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 from prefect import Flow, State, get_run_logger
 from prefect.context import FlowRunContext
 from prefect.exceptions import MissingResult
-from prefect.logging import get_logger
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_LOCAL_STORAGE_PATH
 from prefect.states import Completed
@@ -177,23 +176,21 @@ async def call_flow(
     if flow.result_storage is None and flow.persist_result is False:
         # Prefect would ask the server for its default storage, with a request that blocks the event loop.
         flow.result_storage = PREFECT_LOCAL_STORAGE_PATH.value()
-    values: dict[str, Any]
-    if isinstance(parameters, FlowParameters):
-        values = spill_long_parameters(parameters.list_values(), find_contents(type(parameters)))
-        if parameters.options.shards is not None:
+    model = parameters if isinstance(parameters, FlowParameters) else None
+    values: Any = parameters
+    has_blocks = False  # Only a Prefect server has the blocks that the parameters name.
+    if model is not None:
+        values = spill_long_parameters(model.list_values(), find_contents(type(model)))
+        has_blocks = model.reads_blocks() or needs_server(model.options)
+        if model.options.shards is not None:
             require_server_url()
-        if not parameters.reads_blocks():
-            plan = plan or parameters.make_plan(get_logger("rlm_batch").info)
-            if not needs_server(parameters.options):
-                flow.run = await prepare_run(parameters, plan, listener)
-    else:
-        values = parameters
+        if not has_blocks:
+            flow.run = await prepare_run(model, plan, listener)
     try:
         async with provide_server(lambda: flow.run and flow.run.results_path, listener) as ui_url:
-            if isinstance(parameters, FlowParameters):
-                if flow.run is None:
-                    plan = plan or parameters.make_plan(get_logger("rlm_batch").info)
-                    flow.run = await prepare_run(parameters, plan, listener)
+            if model is not None and has_blocks:
+                flow.run = await prepare_run(model, plan, listener)
+            if flow.run is not None:
                 flow.run.ui_url = ui_url
             return await Flow.__call__(flow, **prefect_options, **values)  # type: ignore[misc]
     except MissingResult:
@@ -241,12 +238,12 @@ def define_flow(model: Callable[P, FlowParameters[R]]) -> BatchFlow[P, Coroutine
         """Execute the current flow run, and return its state, whose message says how the run went."""
         shorten_engine_log(flow_run.id)
         with trace_flow_run(), cancel_at_termination():
-            flow = get_current_flow()
-            if flow.run is None:  # In a worker, Prefect calls the flow itself.
+            run = get_current_flow().run
+            if run is None:  # In a worker, Prefect calls the flow itself.
                 checked = parameters.parse(_bind_arguments(execute, args, kwargs))
                 plan = checked.make_plan(get_run_logger().info, get_results_root() / flow_run.id)
-                return await execute_flow(await prepare_run(checked, plan))
-            return await execute_flow(flow.run)
+                run = await prepare_run(checked, plan)
+            return await execute_flow(run)
 
     execute.__name__ = execute.__qualname__ = parameters.flow_name
     execute.__module__ = f"{__package__}.{parameters.flow_name}"  # Deployments and copies in other processes use it.

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import Any, ParamSpec, TypeVar
 
-from prefect import get_run_logger, tags, task
+from prefect import tags, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.context import TaskRunContext
@@ -27,7 +27,6 @@ from ..sandbox.wire.strict_json import NotJsonError, convert_fields
 from ..tasks.capacity.slots import open_slots
 from ..tasks.engine_log import shorten_engine_log
 from ..tasks.execution import Execution, assign_keys
-from ..tasks.ledger.collected_files import CollectedFilesStore
 from ..tasks.ledger.ledger import Ledger
 from ..tasks.ledger.result_index import get_results_root
 from ..tasks.ledger.run_record import RunRecord, list_run_records
@@ -39,7 +38,6 @@ from .engine.run import Run, make_run
 from .inputs.conversion import check_code
 from .inputs.host_paths import locate_ledger
 from .inputs.readers import check_variables
-from .orphans import get_server_id, register_own_run
 from .parameters import Options
 from .plan import Plan
 
@@ -151,13 +149,12 @@ async def run_code(
     check_variables(text, [given])
     options = Options(timeout=timeout, collect=check_patterns(collect))
     run = await make_run(options, Plan(total=1), await resolve_provider(provider, provider_options))
-    run.run_id, run.server_id, run.log = flow_run.id or task_run.id, await get_server_id(), get_run_logger()
-    await run.provider.check()
-    ledger = Ledger(get_results_root() / run.run_id if results_path is None else locate_ledger(results_path))
-    run.files = CollectedFilesStore(ledger.path) if collect else None
+    await run.check_before_start()
+    run_id = flow_run.id or task_run.id
+    ledger = Ledger(get_results_root() / run_id if results_path is None else locate_ledger(results_path))
+    await run.start(ledger, run_id)
     if await asyncio.to_thread(_create_ledger, ledger, run):
-        run.log.info("%s; results in %s", await run.provider.describe_sandboxes(), ledger.path)
-    register_own_run(run.run_id)
+        run.log.info("%s; results in %s", run.environment, ledger.path)
     # The task run is in the key, so equal calls have different keys.
     fingerprint = {**await run.provider.fingerprint(), "task_run": task_run.id}
     (execution,) = assign_keys([(text, given)], fingerprint)

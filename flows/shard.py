@@ -115,7 +115,7 @@ async def _run_executions(files: ShardFiles, options: Options, files_digest: str
         await asyncio.to_thread(ledger.create)
     except ConfigurationError as error:
         raise OSError(str(error)) from error  # The parent could, so only this worker cannot, or only now.
-    await run.start(ledger, files.part_prefix)
+    await run.start(ledger, flow_run.id, files.part_prefix)
     lines = await asyncio.to_thread(ledger.load_latest_lines, files.part_prefix)
     text = "shard %d of %d, with %d executions %s; results in %s"
     run.log.info(text, files.shard + 1, header.shards, header.total, await provider.describe_sandboxes(), ledger.path)

@@ -105,9 +105,8 @@ async def execute(lane: Lane, batch: TaskBatch) -> None:
         )
         if wait > KEEP_SANDBOX_SECONDS:
             await lane.release_while_waiting()
-        raise retry_error
-    if batch.last_error is not None:
-        raise batch.last_error
+    if (error := retry_error or batch.last_error) is not None:
+        raise error
 
 
 def _record(lane: Lane, execution: Execution, outcome: Outcome) -> None:

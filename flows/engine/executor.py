@@ -140,11 +140,9 @@ class LaneExecutor:
         is_refused = isinstance(error, (ProviderUnusable, SandboxStartError, QuotaExceeded))
         if is_refused and self.run.slots.admission.error is not None:
             return
-        if isinstance(error, ProviderUnusable):
-            raise error.__cause__ or error
-        if isinstance(error, BaseException):
-            raise error
-        raise RuntimeError(f"a task run ended as {state.name} before its executions were done: {state.message}")
+        if not isinstance(error, BaseException):
+            error = RuntimeError(f"a task run ended as {state.name} before its executions were done: {state.message}")
+        raise error.__cause__ if isinstance(error, ProviderUnusable) and error.__cause__ else error
 
     async def _fail_unfinished(
         self, build_error: Callable[[Execution], RlmBatchError], *, is_written: bool = False

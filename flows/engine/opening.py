@@ -96,7 +96,7 @@ async def open_run(run: Run) -> AsyncIterator[None]:
 async def _start(run: Run) -> None:
     """Create the ledger, and choose the store and the executor: for this process, or for shards."""
     options, plan = run.options, run.plan
-    await run.start(Ledger(options.locate_ledger(get_results_root() / flow_run.id)))
+    await run.start(Ledger(options.locate_ledger(get_results_root() / flow_run.id)), flow_run.id)
     if options.shards is None:
         run.store, run.executor = MemoryStore(plan.total), LaneExecutor(run)
     else:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from prefect import get_run_logger
-from prefect.runtime import flow_run
+from prefect.logging import get_logger
 
 from ...blocks.language_model.credentials import CredentialMask
 from ...blocks.language_model.model_access import LIMITS, ModelAccess, is_saved_model, open_model_access
@@ -115,15 +115,16 @@ class Run:
         if self.model_access is not None:
             await self.model_access.check_models(is_recursive=self.plan.recursion is not None)
 
-    async def start(self, ledger: Ledger, part_prefix: str = "") -> None:
+    async def start(self, ledger: Ledger, run_id: str, part_prefix: str = "") -> None:
         """Begin the current flow run, whose deadline starts now.
 
         Args:
             ledger: The place of the results.
+            run_id: The id of the flow run, or of a task run without a flow run.
             part_prefix: The beginning of the names of this process's parts of the ledger; empty unless it runs a shard.
         """
         options, access = self.options, self.model_access
-        self.run_id, self.log, self.ledger = flow_run.id, get_run_logger(), ledger
+        self.run_id, self.log, self.ledger = run_id, get_run_logger(), ledger
         self.server_id = await get_server_id()
         self.stop = StopConditions.start(options, self.plan.total)
         self.policy = RetryPolicy(options.retries, options.retry_code_errors, options.idempotent)
@@ -208,10 +209,15 @@ class Run:
             self.log.error("%s", error)
 
 
-async def prepare_run(parameters: FlowParameters[Any], plan: Plan, listener: FlowListener | None = None) -> Run:
-    """Return the run of a flow with checked parameters. Raises ConfigurationError."""
+async def prepare_run(
+    parameters: FlowParameters[Any], plan: Plan | None = None, listener: FlowListener | None = None
+) -> Run:
+    """Return the run of a flow with checked parameters. `plan` is theirs, if the caller has made it.
+
+    Raises ConfigurationError.
+    """
     options = parameters.options
-    run = await make_run(options, plan)
+    run = await make_run(options, plan or parameters.make_plan(get_logger("rlm_batch").info))
     run.parameters = parameters
     if listener is not None:
         run.listener = listener
@@ -236,10 +242,6 @@ async def make_run(options: Options, plan: Plan, provider: SandboxProvider | Non
     named = cast("dict[str, str]", options.tools or {})
     if options.shards is not None:
         _refuse_own_objects(options, named)
-    if options.models and options.language_model is None:
-        raise ConfigurationError(
-            "`models` is set, and `language_model` is not: set it to the model of queries that name none"
-        )
     provider, total = provider or await resolve_run_provider(options), plan.total
     prepare_timeout = None if options.preparation is None else options.preparation.timeout
     if prepare_timeout is not None and prepare_timeout + options.timeout > provider.lifetime:

@@ -61,7 +61,6 @@ class BatchParameters(Options, FlowParameters[OutcomesReport]):
 
     def make_plan(self, report: ProgressReport | None = None, run_ledger: PathOrLocation | None = None) -> Plan:
         """Read the inputs and check them with the code. Raises ConfigurationError."""
-        self.check_combination()
         options, codes, source = self.options, read_codes(self.code), cast("Any", self.inputs)
         if source is None:
             for code in codes:

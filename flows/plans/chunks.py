@@ -205,17 +205,11 @@ class ChunksParameters(Options, FlowParameters[ChunksReport]):
         options = super().options
         if self.volume_name is None:
             return options
-        settings: Any = options.provider_options or {}
-        if settings.get("volume_name") not in (None, self.volume_name):
-            raise ConfigurationError(
-                "the volume is named twice: pass either `volume_name` or volume_name in provider_options"
-            )
         volume = {"volume_name": check_volume_name(self.volume_name)}
-        return replace(options, provider_options={**settings, **volume})
+        return replace(options, provider_options={**(options.provider_options or {}), **volume})  # type: ignore[dict-item]
 
     def make_plan(self, report: ProgressReport | None = None, run_ledger: PathOrLocation | None = None) -> Plan:
         """Read the chunks. Raises ConfigurationError."""
-        self.check_combination()
         code = read_text_reference(self.code)
         reduce = None if self.reduce is None else read_text_reference(self.reduce)
         options = self.options

@@ -191,7 +191,6 @@ class RlmParameters(RlmOptions, FlowParameters[RlmAnswer | RlmAnswers]):
 
     def make_plan(self, report: ProgressReport | None = None, run_ledger: PathOrLocation | None = None) -> Plan:
         """Read the questions and their contexts. Raises ConfigurationError."""
-        self.check_combination()
         if not self.language_model:
             raise ConfigurationError("`language_model` is missing: name a model, such as openai/gpt-4o-mini")
         reader = ContextReader()

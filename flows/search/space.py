@@ -140,6 +140,15 @@ class _Bounds(BaseModel):
     type: Literal["int", "float"] | None = None
 
 
+class _WholeBounds(_Bounds):
+    """The JSON of a range of integers, which may be written as 1.0."""
+
+    model_config = ConfigDict(strict=False)
+    low: int  # type: ignore[reportIncompatibleVariableOverride]
+    high: int  # type: ignore[reportIncompatibleVariableOverride]
+    step: int | None = None  # type: ignore[reportIncompatibleVariableOverride]
+
+
 def _parse_parameter(name: str, values: Any) -> Parameter:
     if isinstance(values, dict) and set(values) == {"choices"}:
         values = values["choices"]
@@ -149,19 +158,14 @@ def _parse_parameter(name: str, values: Any) -> Parameter:
         raise ConfigurationError(
             f"the space of {name!r} is {values!r}: give a list of choices, or a dict with low and high"
         )
+    is_int: bool = values.get("type") == "int"  # type: ignore[reportUnknownMemberType]
     try:
-        bounds = _Bounds.model_validate(values)
+        bounds = (_WholeBounds if is_int else _Bounds).model_validate(values)
     except ValidationError as error:
         raise ConfigurationError(f"the space of {name!r}: {describe_problems(error)}") from None
     low, high, step = bounds.low, bounds.high, bounds.step
-    numbers = [low, high] if step is None else [low, high, step]
-    is_guessed = bounds.type is None and all(isinstance(number, int) for number in numbers)
-    is_whole = is_guessed or bounds.type == "int"
-    if is_whole and any(number != int(number) for number in numbers):
-        raise ConfigurationError(f"the space of {name!r} has the type int: use whole numbers")
-    if is_whole:
-        low, high, step = int(low), int(high), None if step is None else int(step)
-    return Range(low, high, bounds.log, step, is_whole, is_guessed and step is None and low < high)
+    is_guessed = bounds.type is None and all(isinstance(number, int) for number in (low, high, step or 0))
+    return Range(low, high, bounds.log, step, is_int or is_guessed, is_guessed and step is None and low < high)
 
 
 def infer_space(points: list[dict[str, Any]]) -> SearchSpace:

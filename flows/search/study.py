@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from ...sandbox.errors import ConfigurationError
-from ...sandbox.meta import Meta
 from ...sandbox.outcomes.outcome_json import get_status
 from ...sandbox.outcomes.text_escape import escape_text
 from ...sandbox.result import Outcome, Result
@@ -23,7 +22,6 @@ from .plan import DEFAULT_PATIENCE, SAMPLERS, Point, SearchPlan, find_sampler_cl
 from .space import Choices, Parameter, SearchSpace, infer_space, parse_space
 
 ALTERNATIVE = "space number"  # the study's parameter for the alternative; no variable can have this name
-STARTUP_TRIALS = 10  # trials for which Optuna's samplers draw points at random
 PLAIN_TYPES = (bool, int, float, str, type(None))  # types of choices that Optuna takes unchanged
 
 
@@ -178,20 +176,11 @@ class TrialStudy:
 
 
 def check_search(plan: SearchPlan) -> None:
-    """Make the study, and draw points with a sampler by import path. Raises ConfigurationError if that fails.
-
-    Some samplers import their packages only after their `STARTUP_TRIALS`.
-    """
+    """Make the study and draw a point. Raises ConfigurationError if the sampler or the space cannot be used."""
     study = TrialStudy(plan)
-    if plan.sampler in SAMPLERS:
-        return
-    names = [*(objective.name for objective in plan.objectives), *plan.constraints]
     try:
         with keep_quiet(import_optuna()):
-            for number in range(STARTUP_TRIALS):
-                study.ask()
-                study.tell(number, Result(dict.fromkeys(names, -float(number)), Meta()))
-        study.ask()
+            study.ask()
     except Exception as error:  # The sampler may be any code.
         raise ConfigurationError(f"the sampler {plan.sampler} cannot be used: {error}") from error
 
@@ -304,8 +293,6 @@ def build_study(
     out.
     """
     optuna = import_optuna()
-    if not objectives:
-        raise ConfigurationError("a study needs an objective: run the sweep with objective=")
     trials = [outcome for outcome in outcomes if get_status(outcome) != "unfinished"]
     parsed = infer_space([trial.meta.variables for trial in trials]) if space is None else parse_space(space)
     with keep_quiet(optuna):

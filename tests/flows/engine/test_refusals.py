@@ -65,13 +65,13 @@ def check_kept_results(results: Sequence[Any], counter: ExecutionCounter, ledger
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("status", ["400", "401"])
+@pytest.mark.parametrize(("status", "error"), [("400", SandboxStartError), ("401", QuotaExceeded)])
 async def test_refusals_keep_running_executions_and_end_the_others(
-    status: str, daytona: Any, counter: ExecutionCounter, ledger: Path
+    status: str, error: type[Exception], daytona: Any, counter: ExecutionCounter, ledger: Path
 ) -> None:
     provider = await save_block(20)  # seconds, also for the first sandboxes to start
     results = await run_and_refuse(daytona, provider, counter, ledger, status)
-    check_kept_results(results, counter, ledger, QuotaExceeded)
+    check_kept_results(results, counter, ledger, error)
     # A resumed run executes only the executions that have not started.
     daytona.set(fault_rate=0.0)
     inputs = [{"x": x, "address": counter.address} for x in range(TOTAL)]
