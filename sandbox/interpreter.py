@@ -58,6 +58,7 @@ class Interpreter:
     Attributes:
         on_start: Called when the sandbox is open and its driver ready. The first execution may have been sent by then.
         start_error: The error of a failed start.
+        is_shut_down: True after `shutdown` and `keep`: the interpreter cannot be used again.
         on_prepare_output: Receives the output of `prepare`, like `on_output` of `execute`.
     """
 
@@ -81,7 +82,7 @@ class Interpreter:
         # A call holds the lock from the encoding of its answer until it is sent: the host has one answer as JSON.
         self._answer_lock = asyncio.Lock()
         self._heartbeat: asyncio.Task[None] | None = None
-        self._is_shut_down = False
+        self.is_shut_down = False
         self._sent_at = self._received_at = 0.0
         self._threads = ThreadPool()
         self.on_start: Callable[[], None] | None = None
@@ -100,11 +101,6 @@ class Interpreter:
         """Return True if the next execution can be sent to this sandbox."""
         protocol = self._protocol
         return self._channel is not None and protocol is not None and not (protocol.closed_reason or protocol.is_spent)
-
-    @property
-    def is_shut_down(self) -> bool:
-        """Return True if the interpreter was shut down and cannot be used again."""
-        return self._is_shut_down
 
     # -- opening and closing
 
@@ -126,7 +122,7 @@ class Interpreter:
         async with self._start_lock:
             if self._channel is not None:
                 return None
-            if self._is_shut_down:
+            if self.is_shut_down:
                 raise SandboxLost("this interpreter was shut down: create a new one")
             try:
                 pending = await self._open_and_start(request)
@@ -147,7 +143,7 @@ class Interpreter:
 
     async def _open_and_start(self, request: ExecutionRequest | None) -> PendingExecution | None:
         sandbox = await self._open()
-        if self._is_shut_down:
+        if self.is_shut_down:
             await run_shielded(sandbox.remove())
             raise SandboxLost("this interpreter was shut down while its sandbox was being opened")
         try:
@@ -208,7 +204,7 @@ class Interpreter:
 
     def _disconnect(self) -> Sandbox | None:
         """Forget the sandbox and return it; None if no sandbox is open."""
-        self._is_shut_down = True
+        self.is_shut_down = True
         self._close("it was shut down")
         self._threads.close()
         if self._heartbeat is not None:

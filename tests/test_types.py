@@ -24,35 +24,12 @@ import polars as pl
 from prefect import flow
 from pydantic import SecretStr
 
-from rlm_batch import (
-    AsyncDaytonaInterpreter,
-    AsyncLocalInterpreter,
-    ChunksReport,
-    ConfigurationError,
-    DaytonaInterpreter,
-    ExecutionsFailed,
-    Failure,
-    InterpreterFactory,
-    LanguageModel,
-    LocalInterpreter,
-    LocalSandbox,
-    ModalInterpreter,
-    OutcomesReport,
-    Result,
-    RlmAnswer,
-    RlmAnswers,
-    SessionAnswer,
-    SweepReport,
-    Volume,
-    batch,
-    chunks,
-    open_rlm,
-    reap,
-    rlm,
-    run_code,
-    sequence,
-    sweep,
-)
+from rlm_batch import AsyncDaytonaInterpreter, AsyncLocalInterpreter, ChunksReport, ConfigurationError
+from rlm_batch import DaytonaInterpreter, ExecutionsFailed, Failure, InterpreterFactory, LanguageModel, LocalInterpreter
+from rlm_batch import LocalSandbox, ModalInterpreter, OutcomesReport, Result, RlmAnswer
+from rlm_batch import RlmAnswers, SessionAnswer, SweepReport, Volume, batch
+from rlm_batch import chunks, open_rlm, reap, rlm, run_code
+from rlm_batch import sequence, sweep
 
 
 class Case(TypedDict):

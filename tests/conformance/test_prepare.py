@@ -317,12 +317,10 @@ async def test_generators_of_numpy_and_torch_are_seeded_if_installed(provider: S
         assert all(0 <= word < 1 << 32 for word in words)
         assert 0 <= number < 1 << 63
     assert results[0].outputs == results[2].outputs != results[1].outputs == results[3].outputs
-
-
-async def test_a_user_module_named_numpy_or_torch_is_not_seeded(provider: SandboxProvider) -> None:
-    names = "'numpy', 'numpy.random', 'torch'"
-    prepare = f"import sys, types\nfor name in ({names}):\n    sys.modules[name] = types.ModuleType(name)"
-    async with open_prepared(provider, prepare) as one:
+    own = (
+        "import sys, types\nfor name in ('numpy', 'numpy.random', 'torch'): sys.modules[name] = types.ModuleType(name)"
+    )
+    async with open_prepared(provider, own) as one:  # a user's modules of these names are not seeded
         assert (await one.execute("SUBMIT(x=1)")).x == 1
 
 

@@ -37,10 +37,12 @@ def press_ctrl_c(process: subprocess.Popen[str]) -> str:
 
 
 @pytest.mark.strongest_first
-def test_ctrl_c_ends_a_script_that_waits_for_code(script: Run, local: LocalSandbox) -> None:
+@pytest.mark.parametrize("code", [DAEMONS, "plain()", pytest.param("asynchronous()", marks=pytest.mark.full)])
+def test_ctrl_c_ends_a_script_that_waits_for_code_or_a_tool(script: Run, local: LocalSandbox, code: str) -> None:
     process = script(f"""
-        with LocalInterpreter(isolation={local.isolation!r}, timeout=None, tools={{"ready": ready}}) as interpreter:
-            interpreter.execute({DAEMONS!r})
+        tools = {{"ready": ready, "plain": plain, "asynchronous": asynchronous}}
+        with LocalInterpreter(isolation={local.isolation!r}, timeout=None, tools=tools) as interpreter:
+            interpreter.execute({code!r})
         """)
     assert read_line(process) == "ready"
     assert "KeyboardInterrupt" in press_ctrl_c(process)
@@ -83,16 +85,6 @@ def test_ctrl_c_that_interrupts_no_system_call_ends_a_script(script: Run, option
     assert read_line(process) == "ready"
     _, errors = process.communicate(timeout=PATIENCE)
     assert "KeyboardInterrupt" in errors
-
-
-@pytest.mark.parametrize("kind", ["plain", pytest.param("asynchronous", marks=pytest.mark.full)])
-def test_ctrl_c_ends_a_script_whose_code_waits_for_a_tool(script: Run, kind: str) -> None:
-    process = script(f"""
-        with LocalInterpreter(timeout=None, tools={{"tool": {kind}}}) as interpreter:
-            interpreter.execute("tool()")
-        """)
-    assert read_line(process) == "ready"
-    assert "KeyboardInterrupt" in press_ctrl_c(process)
 
 
 @pytest.mark.full
