@@ -3,7 +3,7 @@
 import base64
 import os
 import re
-import shutil
+from collections.abc import Mapping
 
 from pydantic import SecretStr
 
@@ -12,9 +12,6 @@ from .subprocess_runner import run_command
 from .worker_consent import check_repository
 
 ANSWER_TIMEOUT_SECONDS = 60.0  # seconds for a server to answer
-PASSWORD_ADVICE = (
-    "repo_url contains a password, which logs would show: remove user and password from it, and set repo_token"
-)
 # A program for `sh -c` with a directory, an address and a commit. It fetches only the commit, or all branches
 # and tags if the server refuses single commits. Its exit status is 3 if no branch or tag contains the commit.
 FETCH_COMMIT = """
@@ -32,38 +29,28 @@ INSTALL_GIT = "command -v git >/dev/null || (apt-get update && apt-get install -
 COMMIT_PATTERN = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 
 
-def has_password(url: str) -> bool:
-    """Return whether a URL contains a password, as in https://user:password@host/."""
-    return re.match("[^/@]+://[^/@]*:[^/@]*@", url) is not None
-
-
 def hide_credentials(text: str) -> str:
     """Return the text with the user and password of each URL hidden. Git and servers quote URLs in messages."""
     return re.sub(r"://[^\s'\"]*@", "://***@", text)
 
 
-def build_environment(token: SecretStr | None) -> dict[str, str]:
-    """Return the environment of git on the host: it never prompts, and keeps the token off the command line."""
-    base = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "GIT_SSH_COMMAND": "ssh -o BatchMode=yes"}
-    return {**base, **build_sign_in_environment(token, int(base.get("GIT_CONFIG_COUNT") or 0))}
+def build_environment(token: SecretStr | None, base: Mapping[str, str] = {}) -> dict[str, str]:
+    """Return `base` with variables for git, which then never prompts. The token is not on its command line.
 
-
-def build_sign_in_environment(token: SecretStr | None, number: int = 0) -> dict[str, str]:
-    """Return the variables that sign git in with the token. They follow `number` other GIT_CONFIG entries."""
+    In a sandbox only git sees the token, and git ends before code runs.
+    """
+    environment = {**base, "GIT_TERMINAL_PROMPT": "0"}
     if token is None:
-        return {}
+        return environment
+    number = int(base.get("GIT_CONFIG_COUNT") or 0)
     # GitHub, GitLab and Bitbucket accept any user name with a token. All their manuals show this name.
     basic = base64.b64encode(f"x-access-token:{token.get_secret_value()}".encode()).decode()
     return {
+        **environment,
         "GIT_CONFIG_COUNT": str(number + 1),
         f"GIT_CONFIG_KEY_{number}": "http.extraHeader",
         f"GIT_CONFIG_VALUE_{number}": f"Authorization: Basic {basic}",
     }
-
-
-def build_clone_environment(token: SecretStr | None) -> dict[str, str]:
-    """Return the variables for `FETCH_COMMIT` in a sandbox. Only git sees the token, and git ends before code runs."""
-    return {"GIT_TERMINAL_PROMPT": "0", **build_sign_in_environment(token)}
 
 
 def describe_clone_failure(url: str, commit: str, status: int, output: str) -> RlmBatchError:
@@ -76,14 +63,13 @@ def describe_clone_failure(url: str, commit: str, status: int, output: str) -> R
 
 
 async def run_git(*arguments: str, token: SecretStr | None = None, timeout: float = ANSWER_TIMEOUT_SECONDS) -> str:
-    """Run git on the host and return its output. Raises ConfigurationError with git's error output."""
-    # In the working directory git would obey the configuration of a repository there, which can start programs. Code
-    # can turn a directory into a repository with four plain files. So git runs in `/`.
-    if shutil.which("git") is None:
-        raise ConfigurationError("repo_url needs git, which is not on the PATH: install git on this machine")
+    """Run git on the host and return its output. Raises ConfigurationError with git's error output, and OSError."""
     action = arguments[2] if arguments[0] == "-C" else arguments[0]
+    environment = build_environment(token, {**os.environ, "GIT_SSH_COMMAND": "ssh -o BatchMode=yes"})
     try:
-        done = await run_command("git", *arguments, timeout=timeout, environment=build_environment(token), cwd="/")
+        # In the working directory git would obey the configuration of a repository there, which can start programs.
+        # Code can turn a directory into a repository with four plain files. So git runs in `/`.
+        done = await run_command("git", *arguments, timeout=timeout, environment=environment, cwd="/")
     except TimeoutError:
         raise ConfigurationError(
             f"git {action} did not end within {timeout:.0f} s: check the repository's server"
@@ -97,8 +83,6 @@ async def resolve_commit(url: str, ref: str | None, token: SecretStr | None) -> 
     """Return the commit of a branch, a tag or, by default, HEAD, and a full commit id unchanged."""
     if ref is not None and COMMIT_PATTERN.fullmatch(ref):
         return ref
-    if has_password(url):
-        raise ConfigurationError(PASSWORD_ADVICE)
     check_repository(url)
     lines = (await run_git("ls-remote", "--", url, token=token)).splitlines()
     commits = {name: commit for commit, _, name in (line.partition("\t") for line in lines)}

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from ..sandbox.interpreter import Interpreter
 from ..sandbox.requests.execution_request import encode_variable
-from .volume import VolumeFile, VolumeStore, check_file_path, split_volume_path
+from .storage.safe_paths import split_path
+from .volume import VolumeFile, VolumeStore
 
 TIMEOUT_SECONDS = 600.0  # seconds for a list, or one file
 LISTED = "listed.json"  # a file in the working folder: a list may be longer than SUBMIT allows
@@ -46,23 +47,23 @@ class SandboxVolume(VolumeStore):
 
     async def ls(self, path: str = "") -> list[VolumeFile]:
         interpreter = await self._open()
-        await interpreter.execute(LIST, {"path": "/".join(split_volume_path(path)), "listed": LISTED})
+        await interpreter.execute(LIST, {"path": "/".join(split_path(path, may_be_empty=True)), "listed": LISTED})
         listed = json.loads(await interpreter.sandbox.download(LISTED))
         return [VolumeFile(str(name), int(size)) for name, size in listed]
 
     async def get(self, path: str) -> bytes:
         interpreter = await self._open()
-        result = await interpreter.execute(CHECK, {"path": check_file_path(path)})
+        result = await interpreter.execute(CHECK, {"path": "/".join(split_path(path))})
         return await interpreter.sandbox.download(result["place"])
 
     async def put(self, path: str, data: bytes) -> None:
         interpreter = await self._open()
         encoded = {"data": encode_variable(base64.b64encode(data).decode())}
-        await interpreter.execute(PUT, {"path": check_file_path(path)}, encoded=encoded)
+        await interpreter.execute(PUT, {"path": "/".join(split_path(path))}, encoded=encoded)
 
     async def delete(self, path: str) -> None:
         interpreter = await self._open()
-        await interpreter.execute(DELETE, {"path": check_file_path(path)})
+        await interpreter.execute(DELETE, {"path": "/".join(split_path(path))})
 
     async def close(self) -> None:
         """Delete the sandbox."""

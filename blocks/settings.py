@@ -139,10 +139,11 @@ class SandboxSettings(BaseModel):
     @field_validator("repo_url")
     @classmethod
     def _check_repository(cls, url: str | None) -> str | None:
-        from .git import PASSWORD_ADVICE, has_password  # This imports asyncio, and a wrong option needs neither.
-
-        if url is not None and has_password(url):
-            raise ValueError(PASSWORD_ADVICE)
+        if url is not None and re.match("[^/@]+://[^/@]*:[^/@]*@", url):
+            raise ValueError(
+                "repo_url contains a password, which logs would show: remove user and password from it, and set "
+                "repo_token"
+            )
         return url
 
     @field_validator("environment")

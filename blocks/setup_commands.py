@@ -1,8 +1,6 @@
-"""The commands of `setup` and pip's: how a sandbox runs them, and the error if they fail."""
+"""The commands of `setup` and pip's, and how a sandbox runs them."""
 
 import shlex
-
-from ..sandbox.errors import ConfigurationError
 
 # Python in an image, whose settings of pip must not decide where or whether pip installs.
 PYTHON_FOR_PIP = ["env", *(f"-uPIP_{name}" for name in ("TARGET", "PREFIX", "ROOT", "USER"))]
@@ -19,9 +17,3 @@ def build_image_command(commands: str) -> str:
     """Return a shell command of one line for an image's build, whose file allows no line breaks in a command."""
     text = commands.replace("\\", "\\\\").replace("\n", "\\n")
     return f'sh -e -c "$(printf %b {shlex.quote(text)})"'
-
-
-def describe_setup_failure(status: int, output: str) -> ConfigurationError:
-    """Return the error of commands that failed. It quotes the last lines of their output."""
-    lines = [line for line in output.splitlines() if line.strip()][-10:]
-    return ConfigurationError("\n".join([f"`setup` failed with status {status}: correct it", *lines]))

@@ -4,7 +4,7 @@ import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from ..sandbox.errors import ConfigurationError, VolumeError
+from ..sandbox.errors import ConfigurationError
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -47,21 +47,6 @@ class VolumeStore(ABC):
     async def close(self) -> None:
         """Release the resources that access the volume. The next call opens them again."""
         return
-
-
-def split_volume_path(path: str) -> tuple[str, ...]:
-    """Split a path on a volume into its names, none for the volume itself. Raises VolumeError for an invalid path."""
-    parts = tuple(name for name in path.split("/") if name not in ("", "."))
-    if path.startswith("/") or ".." in parts or "\0" in path:
-        raise VolumeError(f"{path!r} is not a path on a volume: use a relative path without '..'")
-    return parts
-
-
-def check_file_path(path: str) -> str:
-    """Return a file's path on a volume without needless parts. Raises VolumeError for an invalid path."""
-    if not (names := split_volume_path(path)):
-        raise VolumeError("the volume itself is a directory: name a file in it")
-    return "/".join(names)
 
 
 def check_volume_name(name: str) -> str:

@@ -6,8 +6,9 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
+from ..blocks.storage.safe_paths import split_path
 from ..blocks.sync_volume import Volume, list_volumes
-from ..blocks.volume import check_volume_name, split_volume_path
+from ..blocks.volume import check_volume_name
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.outcomes.text_escape import escape_text
 from .output import Flag, Json, confirm, count, print_json
@@ -60,7 +61,7 @@ def get_files(name: str, path: str, target: str = ".", /, *, force: Flag = False
         ConfigurationError: A file would be overwritten without `force`, and the person at the terminal did not agree.
             Nothing is written then.
     """
-    source = "/".join(split_volume_path(path))
+    source = "/".join(split_path(path, may_be_empty=True))
     destination = Path(target).expanduser()
     if destination.is_dir():  # As with cp, an existing directory gets the file, and another target is its name.
         destination /= PurePosixPath(source).name
@@ -70,7 +71,7 @@ def get_files(name: str, path: str, target: str = ".", /, *, force: Flag = False
         is_single_file = [file.path for file in files] == [source]
         local_paths: dict[str, Path] = {}
         for file in files:
-            split_volume_path(file.path)  # A name cannot lead out of the target.
+            split_path(file.path)  # A name cannot lead out of the target.
             below = PurePosixPath(file.path).relative_to(source)
             local_paths[file.path] = destination if is_single_file else destination / below
         existing = [local_path for local_path in local_paths.values() if local_path.exists()]
@@ -113,7 +114,7 @@ def remove_files(name: str, path: str, /, *, recursive: Flag = False, provider: 
         path: The file on the volume
         recursive: Remove a directory with its contents
     """
-    target = "/".join(split_volume_path(path))
+    target = "/".join(split_path(path, may_be_empty=True))
     if not target:
         raise ConfigurationError("no path was given: name the file or directory on the volume to remove")
     with Volume(check_volume_name(name), provider=provider) as opened:

@@ -47,14 +47,12 @@ class DaytonaChannel:
         launch: Callable[[list[bytes]], Awaitable[tuple[str, str]]],
         receive: Callable[[bytes], None],
         closed: Callable[[str], None],
-        lifetime: float,
     ) -> None:
         self._remote = remote
         self._launch = launch  # function that starts the driver, and removes from its argument the frames that it sent
         self._command = ("", "")  # session and command id, set when the driver has started
         self._receive = receive
         self._closed = closed
-        self._lifetime = lifetime
         self._frames = FrameReader(MAX_CALL_BYTES)
         self._is_broken = False
         self._last_number = 0
@@ -121,8 +119,7 @@ class DaytonaChannel:
 
     async def _keep_awake(self) -> None:
         """Tell Daytona regularly that the sandbox is in use, because code may wait longer than the idle limit."""
-        end = time.monotonic() + self._lifetime
-        while time.monotonic() + KEEP_AWAKE_SECONDS < end:
+        while True:
             await asyncio.sleep(KEEP_AWAKE_SECONDS)
             try:
                 await retry_call(lambda: self._remote.refresh_activity(CALL_SECONDS))
@@ -197,9 +194,8 @@ class DaytonaChannel:
 
     async def _follow(self) -> None:
         """Receive the driver's output until its command ends or its log cannot be followed."""
-        session, command = self._command
-        process, loop = self._remote.process, asyncio.get_running_loop()
-        attempt, last_number, last_progress = 0, 0, loop.time()
+        (session, command), process = self._command, self._remote.process
+        attempt, last_number, last_progress = 0, 0, time.monotonic()
         while True:
             self._frames, self._is_broken = FrameReader(MAX_CALL_BYTES), False  # The log starts from its beginning.
             failure: Exception | None = None
@@ -208,29 +204,24 @@ class DaytonaChannel:
             except daytona.DaytonaError as error:
                 failure = error
                 if isinstance(error.__cause__, BadFrameError):
-                    self._end(f"it sent invalid data ({error.__cause__})")
-                    return
+                    return self._end(f"it sent invalid data ({error.__cause__})")
             if self._last_number > last_number:
-                attempt, last_number, last_progress = 0, self._last_number, loop.time()
+                attempt, last_number, last_progress = 0, self._last_number, time.monotonic()
             try:
                 state = await retry_call(
                     lambda: process.get_session_command(session, command, CALL_SECONDS), remote=self._remote
                 )
-            except daytona.DaytonaError as error:
-                if not is_transient(error):
-                    self._end(f"Daytona says: {get_message(error)}")
-                    return
-                failure = error
-            else:
                 if state.exit_code is not None and failure is None:
                     self.is_complete = state.exit_code != LOST_RACE_STATUS
                     last_words = f": {self.stderr_tail.strip()}" if self.stderr_tail.strip() else ""
-                    self._end(f"its process has ended with status {state.exit_code}{last_words}")
-                    return
-            if loop.time() > last_progress + GIVE_UP_SECONDS:
+                    return self._end(f"its process has ended with status {state.exit_code}{last_words}")
+            except daytona.DaytonaError as error:
+                if not is_transient(error):
+                    return self._end(f"Daytona says: {get_message(error)}")
+                failure = error
+            if time.monotonic() > last_progress + GIVE_UP_SECONDS:
                 reason = get_message(failure) if failure else "it ends again and again"
-                self._end(f"its log cannot be followed: {reason}")
-                return
+                return self._end(f"its log cannot be followed: {reason}")
             await asyncio.sleep(get_delay(failure or Exception(), attempt) if attempt else 0.0)
             attempt += 1
 

@@ -16,9 +16,10 @@ from ..host_files.files import HostFiles
 from .account import delete_leftover, find_sandbox
 from .channel import IDLE_MINUTES
 from .client import NAME_PREFIX
-from .errors import ENDED_STATES, Meaning, find_row, get_state, is_transient, map_error, retry_call
+from .errors import ENDED_STATES, Meaning, convert_errors, find_row, get_state, is_transient, retry_call
 from .handle import DaytonaSandboxHandle
 from .settings import DaytonaSettings
+from .setup import name_clone, set_up, unpack_files
 from .snapshots import Environment, find_environment
 
 
@@ -68,14 +69,15 @@ async def _open(
     With an `environment`, its set-up is kept.
     """
     remote = await _create(client, settings, labels, snapshot)
-    handle = DaytonaSandboxHandle(settings, remote, files)
+    handle = DaytonaSandboxHandle(settings, remote, files, "" if commit is None else name_clone(settings))
     try:
         if snapshot is None:
             begun = time.monotonic()
-            await handle.set_up(commit)
+            await set_up(remote, settings, commit)
             if environment is not None:
                 await environment.keep(settings, client, remote, time.monotonic() - begun)
-        await handle.add_files(commit)
+        if files.archive is not None:
+            await unpack_files(remote, files.archive, settings.start_timeout)
         return handle
     except BaseException:
         await run_shielded(handle.remove())
@@ -114,19 +116,17 @@ async def _create(
                 raise
             return remote
 
-    try:
-        return await retry_call(
-            create,
-            seconds=start_by - time.monotonic(),
-            is_passing=lambda error: is_transient(error) and find_row(error).meaning is not Meaning.THROTTLED,
-        )
-    except BaseException as error:
-        is_wrong_key = isinstance(error, daytona.DaytonaError) and find_row(error).meaning is Meaning.KEY
-        if may_exist and call is not None and not is_wrong_key:
-            await run_shielded(delete_leftover(client, call, params.name, settings.has_sandbox_limit))
-        if isinstance(error, daytona.DaytonaError):
-            raise map_error(error, "no sandbox could be opened") from error
-        raise
+    def is_passing(error: Exception) -> bool:
+        return is_transient(error) and find_row(error).meaning is not Meaning.THROTTLED
+
+    with convert_errors("no sandbox could be opened"):
+        try:
+            return await retry_call(create, seconds=start_by - time.monotonic(), is_passing=is_passing)
+        except BaseException as error:
+            is_wrong_key = isinstance(error, daytona.DaytonaError) and find_row(error).meaning is Meaning.KEY
+            if may_exist and call is not None and not is_wrong_key:
+                await run_shielded(delete_leftover(client, call, params.name, settings.has_sandbox_limit))
+            raise
 
 
 async def _find_started(client: daytona.AsyncDaytona, name: str, start_by: float) -> daytona.AsyncSandbox | None:
@@ -178,10 +178,8 @@ async def _mount_volume(settings: DaytonaSettings, client: daytona.AsyncDaytona)
             raise daytona.DaytonaError(f"its state is {get_state(volume)}")  # `retry_call` asks again.
         return volume
 
-    try:
+    with convert_errors(f"volume {name!r} could not be had"):
         volume = await retry_call(get_volume, seconds=settings.start_timeout)
-    except daytona.DaytonaError as error:
-        raise map_error(error, f"volume {name!r} could not be had") from error
     if get_state(volume) != "ready":
         reason = f" ({volume.error_reason})" if volume.error_reason else ""
         raise ConfigurationError(

@@ -10,7 +10,8 @@ import asyncio
 import random
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
@@ -182,11 +183,8 @@ def get_retry_after(error: BaseException) -> float | None:
     """Return the seconds that a refusal asks to wait. The header's name may end with the name of the limit."""
     headers: dict[str, Any] = getattr(error, "headers", None) or {}
     for name, value in headers.items():
-        if name.lower().startswith("retry-after"):
-            try:
-                return max(0.0, float(value))
-            except ValueError:
-                continue
+        if name.lower().startswith("retry-after") and re.fullmatch(r"\d+(\.\d+)?", str(value)):
+            return float(value)
     return None
 
 
@@ -249,6 +247,15 @@ async def check_existence(remote: daytona.AsyncSandbox) -> None:
     state = get_state(remote)
     if state in ENDED_STATES:
         raise daytona.DaytonaError(f"Sandbox {remote.id} is not started: it is {state}", status_code=409)
+
+
+@contextmanager
+def convert_errors(failure: str) -> Iterator[None]:
+    """Convert errors of the SDK. `failure` says what could not be done."""
+    try:
+        yield
+    except daytona.DaytonaError as error:
+        raise map_error(error, failure) from error
 
 
 def map_error(error: BaseException, failure: str) -> RlmBatchError:

@@ -4,7 +4,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import daytona
 
@@ -14,10 +14,9 @@ from ..cloud_sandbox import CloudSandbox, FileStatus
 from ..host_files.files import HostFiles
 from .account import delete_sandbox, warn_of_leftover
 from .channel import INPUT_LIMIT_BYTES, DaytonaChannel
-from .errors import CALL_SECONDS, SETUP_SECONDS, get_message, is_transient, map_error, retry_call, says_gone
+from .errors import CALL_SECONDS, SETUP_SECONDS, convert_errors, get_message, is_transient, retry_call, says_gone
 from .launch import name_folder, start_driver
 from .settings import DaytonaSettings
-from .setup import clone_repository, install_packages, name_clone, run_setup, unpack_files
 
 log = logging.getLogger("rlm_batch.daytona")
 
@@ -27,38 +26,22 @@ class DaytonaSandboxHandle(CloudSandbox):
 
     provider = isolation = "daytona"
 
-    def __init__(self, settings: DaytonaSettings, remote: daytona.AsyncSandbox, files: HostFiles) -> None:
+    def __init__(
+        self, settings: DaytonaSettings, remote: daytona.AsyncSandbox, files: HostFiles, directory: str
+    ) -> None:
         # The driver's command starts in the directory of the code.
         super().__init__(remote.id, settings, files, cwd=".", files=name_folder(remote.id))
         self.has_network = not settings.network_block_all
         if settings.image is not None:  # A snapshot's memory is fixed.
             self.memory_option = self.kill_memory_option = "memory"
         self._provider_settings = settings
-        self._archive = files.archive
+        self.directory = directory
         self._remote = remote
 
     async def connect(self, receive: Callable[[bytes], None], closed: Callable[[str], None]) -> DaytonaChannel:
         """Create a channel whose first frames start the driver; see `Sandbox.connect`."""
-        lifetime = self._provider_settings.lifetime
-        self._channel = DaytonaChannel(self._remote, self._launch, receive, closed, lifetime)
+        self._channel = DaytonaChannel(self._remote, self._launch, receive, closed)
         return self._channel
-
-    async def set_up(self, commit: str | None) -> None:
-        """Run `setup`, clone the repository and install the packages. Raise the errors of `setup`."""
-        settings = self._provider_settings
-        if settings.setup is not None:
-            await run_setup(self._remote, settings.setup, settings.start_timeout)
-        if commit is not None:
-            await clone_repository(self._remote, settings, commit)
-        if settings.packages:
-            await install_packages(self._remote, settings.packages, settings.start_timeout)
-
-    async def add_files(self, commit: str | None) -> None:
-        """Choose the directory of the code, the clone if there is one, and unpack the host's files."""
-        if commit is not None:
-            self.directory = name_clone(self._provider_settings)
-        if self._archive is not None:
-            await unpack_files(self._remote, self._archive, self._provider_settings.start_timeout)
 
     async def _launch(self, frames: list[bytes]) -> tuple[str, str]:
         """Start the driver; return its session and command. Raise SandboxStartError or StartLostError.
@@ -109,13 +92,10 @@ class DaytonaSandboxHandle(CloudSandbox):
     async def label_as_kept(self, until: float, labels: dict[str, str]) -> None:
         """See `CloudSandbox.label_as_kept`. An idle sandbox may be destroyed a minute after that time."""
         minutes, remote = max(1, math.ceil((until - time.time()) / 60)), self._remote
-        try:
+        with convert_errors("it could not be kept"):
             await retry_call(lambda: remote.set_labels({**remote.labels, **labels}, CALL_SECONDS))
             await retry_call(lambda: remote.set_autostop_interval(minutes, CALL_SECONDS))
-            with suppress(daytona.DaytonaNotFoundError):  # An old Daytona. An idle sandbox is stopped, and so deleted.
-                await retry_call(lambda: remote.set_ttl(minutes, CALL_SECONDS))
-        except daytona.DaytonaError as error:
-            raise map_error(error, "it could not be kept") from error
+            await retry_call(lambda: remote.set_ttl(minutes, CALL_SECONDS))
 
     async def delete(self) -> None:
         try:

@@ -138,12 +138,8 @@ class DaytonaProvider(DaytonaSettings, SandboxProvider):
         """Yield this loop's client. Convert DaytonaErrors; `failure` says what could not be done."""
         # A thread imports the SDK and the modules that use it, because that takes seconds.
         await asyncio.to_thread(import_module, ".creation", __package__)
-        import daytona
-
         from .client import get_client
-        from .errors import map_error
+        from .errors import convert_errors
 
-        try:
+        with convert_errors(failure):
             yield get_client(self)
-        except daytona.DaytonaError as error:
-            raise map_error(error, failure) from error

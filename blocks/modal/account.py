@@ -1,4 +1,4 @@
-"""A signed-in client of Modal, its app and its volumes, each created once per process; finding and ending sandboxes."""
+"""A signed-in client of Modal, its app and its volumes, each created once per process; ending sandboxes."""
 
 import asyncio
 import logging
@@ -14,9 +14,8 @@ import modal
 from grpclib.exceptions import StreamTerminatedError
 from modal.config import config
 
-from ...sandbox.cancellation import announce_removal
-from ...sandbox.errors import ConfigurationError, RlmBatchError, SandboxStartError
-from .errors import THROTTLE_SECONDS, get_last_line, map_error, retry_until_done
+from ...sandbox.errors import SandboxStartError
+from .errors import THROTTLE_SECONDS, convert_errors, get_last_line, retry_until_done
 from .settings import ModalSettings
 
 T = TypeVar("T")
@@ -46,21 +45,19 @@ async def open_account(settings: ModalSettings) -> Account:
         token = _get_token(settings)
         token_id, secret = (config.get("token_id"), config.get("token_secret")) if None in token else token
         try:
-            async with asyncio.timeout(SIGN_IN_SECONDS):
-                if token_id and secret:
-                    client = await modal.Client.from_credentials.aio(token_id, secret)
-                else:  # This signs in with OAuth, or raises an error that says what is missing.
-                    client = await modal.Client.from_env.aio()
-                await client.hello.aio()
-            app = await modal.App.lookup.aio(settings.app_name, create_if_missing=True, client=client)
+            with convert_errors("signing in to Modal failed"):
+                async with asyncio.timeout(SIGN_IN_SECONDS):
+                    if token_id and secret:
+                        client = await modal.Client.from_credentials.aio(token_id, secret)
+                    else:  # This signs in with OAuth, or raises an error that says what is missing.
+                        client = await modal.Client.from_env.aio()
+                    await client.hello.aio()
+                app = await modal.App.lookup.aio(settings.app_name, create_if_missing=True, client=client)
         except (TimeoutError, StreamTerminatedError) as error:
-            reason = f"did not answer within {SIGN_IN_SECONDS:g} s" if isinstance(error, TimeoutError) else str(error)
             raise SandboxStartError(
-                f"signing in to Modal failed: {config.get('server_url')} {reason}. Check this machine's "
-                "network, and MODAL_SERVER_URL if it is set"
+                f"signing in to Modal failed: {config.get('server_url')} did not answer within {SIGN_IN_SECONDS:g} s. "
+                "Check this machine's network, and MODAL_SERVER_URL if it is set"
             ) from error
-        except modal.exception.Error as error:
-            raise map_error(error, "signing in to Modal failed") from error
         return Account(client, app)
 
     return await make_once(settings, ("account",), make)
@@ -75,14 +72,8 @@ async def get_volume(settings: ModalSettings) -> modal.Volume | None:
     async def make() -> modal.Volume:
         account = await open_account(settings)
         volume = modal.Volume.from_name(name, create_if_missing=True, version=2, client=account.client)
-        try:
+        with convert_errors(f"`volume_name` {name!r} cannot be used"):
             await volume.hydrate.aio()
-        except modal.exception.InvalidError as error:
-            raise ConfigurationError(
-                f"the volume {name!r} cannot be used: {get_last_line(error)} Set `volume_name` to another"
-            ) from error
-        except modal.exception.Error as error:
-            raise map_error(error, f"the volume {name!r} could not be opened") from error
         return volume
 
     return await make_once(settings, ("volume", name), make)
@@ -109,32 +100,6 @@ async def try_to_terminate(sandbox: modal.Sandbox, *, wait: bool) -> None:
         await terminate_sandbox(sandbox, wait=wait)
     except modal.exception.Error as error:
         log.warning("sandbox %s was not removed: %s", sandbox.object_id, get_last_line(error))
-
-
-async def terminate_abandoned(creating: asyncio.Future[modal.Sandbox], wait: bool) -> None:
-    """Wait for the end of an abandoned creation, and terminate its sandbox."""
-    try:
-        with announce_removal(log):
-            sandbox = await creating
-    except RlmBatchError:
-        return
-    await try_to_terminate(sandbox, wait=wait)
-
-
-async def find_sandbox(settings: ModalSettings, account: Account, name: str) -> modal.Sandbox | None:
-    """Find the sandbox of that name after a creation call without an answer. Return None if none exists."""
-    try:
-        return await retry_until_done(
-            lambda: modal.Sandbox.from_name.aio(settings.app_name, name, client=account.client)
-        )
-    except modal.exception.NotFoundError:
-        return None
-    except modal.exception.Error as error:
-        log.warning(
-            "Modal did not say whether it opened sandbox %s (%s); if it did, it ends after %s s at most",
-            *(name, get_last_line(error), settings.idle_timeout),
-        )
-        return None
 
 
 def _get_token(settings: ModalSettings) -> tuple[str | None, ...]:

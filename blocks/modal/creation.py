@@ -1,17 +1,18 @@
 """The creation of a Modal sandbox, with the repository and the host's files in it."""
 
 import asyncio
+import logging
 import uuid
 from typing import Any
 
 import modal
 
-from ...sandbox.cancellation import run_shielded
-from ...sandbox.errors import ConfigurationError, SandboxStartError
+from ...sandbox.cancellation import announce_removal, run_shielded
+from ...sandbox.errors import ConfigurationError, RlmBatchError, SandboxStartError
 from .. import git as repository
 from ..host_files.files import ARCHIVE_PATH, UNPACK_ARCHIVE, HostFiles, describe_unpacking_failure
-from .account import Account, find_sandbox, get_volume, open_account, terminate_abandoned
-from .errors import get_last_line, map_error, retry_refused
+from .account import Account, get_volume, open_account, try_to_terminate
+from .errors import convert_errors, get_last_line, map_error, retry_refused, retry_until_done
 from .handle import ModalSandboxHandle
 from .image import MIN_SANDBOXES, add_clone_to_image, build_image
 from .settings import ModalSettings
@@ -19,6 +20,8 @@ from .settings import ModalSettings
 CLONE_SECONDS = 600
 MAX_LIFETIME = 86_400  # seconds; Modal's limit
 UNPACK_SECONDS = 300
+
+log = logging.getLogger("rlm_batch.modal")
 
 
 async def open_sandbox(
@@ -60,7 +63,7 @@ async def open_sandbox(
     try:
         sandbox = await asyncio.shield(creating)
     except asyncio.CancelledError:
-        await run_shielded(terminate_abandoned(creating, settings.has_sandbox_limit))
+        await run_shielded(_terminate_abandoned(creating, settings.has_sandbox_limit))
         raise
     handle = ModalSandboxHandle(sandbox, settings, files)
     try:
@@ -72,6 +75,16 @@ async def open_sandbox(
         await run_shielded(handle.remove())
         raise
     return handle
+
+
+async def _terminate_abandoned(creating: asyncio.Future[modal.Sandbox], wait: bool) -> None:
+    """Wait for the end of an abandoned creation, and terminate its sandbox."""
+    try:
+        with announce_removal(log):
+            sandbox = await creating
+    except RlmBatchError:
+        return
+    await try_to_terminate(sandbox, wait=wait)
 
 
 async def _create(
@@ -96,22 +109,22 @@ async def _create(
         if isinstance(error, (modal.exception.InvalidError, modal.exception.AuthError)):
             raise reason from error
     # If an answer was lost, a sandbox may exist. It may also exist after a refusal: the client itself retries, and its
-    # first try may have created one.
-    sandbox = await find_sandbox(settings, account, name)
-    if sandbox is None:
+    # first try may have created one. A sandbox that is not found here is idle, and Modal ends it after `idle_timeout`.
+    try:
+        return await retry_until_done(
+            lambda: modal.Sandbox.from_name.aio(settings.app_name, name, client=account.client)
+        )
+    except modal.exception.Error:
         raise reason from failure
-    return sandbox
 
 
 async def _clone_repository(sandbox: modal.Sandbox, settings: ModalSettings, commit: str) -> None:
     """Clone the repository. Raise ConfigurationError or SandboxStartError."""
     url = settings.repo_url or ""
     words = ("sh", "-c", repository.FETCH_COMMIT, "clone", settings.workdir, url, commit)
-    environment = repository.build_clone_environment(settings.repo_token)
-    try:
+    environment = repository.build_environment(settings.repo_token)
+    with convert_errors(f"{url} could not be cloned"):
         status, complaint = await _run(sandbox, *words, env=environment, timeout=CLONE_SECONDS)
-    except modal.exception.Error as error:
-        raise map_error(error, f"{url} could not be cloned") from error
     if status:
         raise repository.describe_clone_failure(url, commit, status, complaint)
 
@@ -119,11 +132,9 @@ async def _clone_repository(sandbox: modal.Sandbox, settings: ModalSettings, com
 async def _unpack_files(sandbox: modal.Sandbox, archive: bytes) -> None:
     """Upload an archive of the host's files and unpack it. Raise ConfigurationError or SandboxStartError."""
     words = ("sh", "-c", UNPACK_ARCHIVE, "unpack", ARCHIVE_PATH, "python")
-    try:
+    with convert_errors("the host's files could not be copied into the sandbox"):
         await retry_refused(lambda: sandbox.filesystem.write_bytes.aio(archive, ARCHIVE_PATH))
         status, complaint = await _run(sandbox, *words, timeout=UNPACK_SECONDS)
-    except modal.exception.Error as error:
-        raise map_error(error, "the host's files could not be copied into the sandbox") from error
     if status:
         raise describe_unpacking_failure(complaint)
 

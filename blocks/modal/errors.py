@@ -1,9 +1,9 @@
 """Handling of the client's errors: retries, and the conversion to errors of this package."""
 
 import asyncio
-import os
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import modal
@@ -42,25 +42,34 @@ async def retry_until_done(call: Callable[[], Awaitable[T]]) -> T:
     return await call_with_retries(call, choose_delay)
 
 
+@contextmanager
+def convert_errors(failure: str) -> Iterator[None]:
+    """Convert errors of the client. `failure` says what could not be done."""
+    try:
+        yield
+    except modal.exception.Error as error:
+        raise map_error(error, failure) from error
+
+
 def map_error(error: Exception, failure: str) -> RlmBatchError:
     """Convert an error of the client. `failure` says what could not be done."""
-    reason = get_last_line(error)
-    exceptions = modal.exception
+    reason, exceptions = f"{failure}: {get_last_line(error)}", modal.exception
     if isinstance(error, exceptions.ResourceExhaustedError):
         details = getattr(error, "_grpc_details", None) or ()
         waits = [entry.retry_after_secs for entry in details if hasattr(entry, "retry_after_secs")]
-        limit = os.environ.get("MODAL_MAX_THROTTLE_WAIT", THROTTLE_SECONDS)
-        asked = f" Retried for {limit} s, and Modal asks for {waits[0]:g} s more." if waits else ""
         advice = "Lower `max_workers`, or ask Modal for a higher limit"
-        return QuotaExceeded(f"{failure}: {reason}{asked} {advice}", retry_after=waits[0] if waits else None)
+        return QuotaExceeded(f"{reason} {advice}", retry_after=waits[0] if waits else None)
     if isinstance(error, (exceptions.AuthError, exceptions.PermissionDeniedError)):
         remedy = "run `modal token new`, or set MODAL_TOKEN_ID and MODAL_TOKEN_SECRET"
-        if reason.startswith("Token missing"):
-            return ConfigurationError(f"Modal needs a token: {remedy}")
-        return ConfigurationError(f"{failure}: {reason.rstrip('.')}: {remedy}")
+        return ConfigurationError(f"{reason.rstrip('.')}: {remedy}")
+    if isinstance(error, exceptions.ImageBuildError):
+        image = getattr(error, "image_id", "IMAGE_ID")
+        return ConfigurationError(
+            f"{reason}; correct `image`, `setup` or `packages` (its log: modal image logs {image})"
+        )
     is_refused = isinstance(error, (exceptions.InvalidError, exceptions.VersionError, exceptions.UnimplementedError))
     is_settings = is_refused and not isinstance(error, exceptions.ConflictError)
-    return (ConfigurationError if is_settings else SandboxStartError)(f"{failure}: {reason}")
+    return (ConfigurationError if is_settings else SandboxStartError)(reason)
 
 
 def get_last_line(error: BaseException) -> str:

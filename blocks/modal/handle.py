@@ -17,7 +17,7 @@ from ..cloud_sandbox import CloudSandbox, FileStatus
 from ..host_files.files import HostFiles
 from .account import try_to_terminate
 from .channel import ModalChannel
-from .errors import get_last_line, map_error, retry_refused
+from .errors import convert_errors, get_last_line, retry_refused
 from .settings import ModalSettings
 
 RELOAD_SECONDS = 60
@@ -67,12 +67,10 @@ class ModalSandboxHandle(CloudSandbox):
     async def connect(self, receive: Callable[[bytes], None], closed: Callable[[str], None]) -> ModalChannel:
         lifetime, driver = self._provider_settings.lifetime, pack_driver()
         program = BOOT.format(size=len(driver.data), workdir=self.settings.cwd, loader=driver.loader)
-        try:
+        with convert_errors(f"the driver did not start in sandbox {self.id}"):
             process: Any = await retry_refused(
                 lambda: self._sandbox.exec.aio("python", "-u", "-c", program, text=False, timeout=lifetime)
             )
-        except modal.exception.Error as error:
-            raise map_error(error, f"the driver did not start in sandbox {self.id}") from error
         self._channel = ModalChannel(process, driver.data, receive, closed, sandbox_id=self.id, lifetime=lifetime)
         return self._channel
 
@@ -121,12 +119,10 @@ class ModalSandboxHandle(CloudSandbox):
     async def label_as_kept(self, until: float, labels: dict[str, str]) -> None:
         """See `CloudSandbox.label_as_kept`. A `sleep` keeps Modal from ending the sandbox as idle."""
         seconds = max(1, int(until - time.time()))
-        try:
+        with convert_errors("it could not be kept"):
             tags = await retry_refused(self._sandbox.get_tags.aio)
             await retry_refused(lambda: self._sandbox.set_tags.aio({**tags, **labels}))
             await retry_refused(lambda: self._sandbox.exec.aio("sleep", str(seconds), timeout=seconds))
-        except modal.exception.Error as error:
-            raise map_error(error, "it could not be kept") from error
 
     async def delete(self) -> None:
         await try_to_terminate(self._sandbox, wait=self._provider_settings.has_sandbox_limit)

@@ -5,11 +5,10 @@ import shlex
 
 import modal
 
-from ...sandbox.errors import ConfigurationError
 from .. import git as repository
 from ..setup_commands import build_image_command
 from .account import make_once, open_account
-from .errors import get_last_line, map_error
+from .errors import convert_errors, get_last_line
 from .settings import PYTHON, ModalSettings
 
 log = logging.getLogger("rlm_batch.modal")
@@ -22,7 +21,7 @@ async def build_image(settings: ModalSettings) -> modal.Image:
 
     async def make() -> modal.Image:
         account = await open_account(settings)
-        try:
+        with convert_errors("the image could not be built"):
             if settings.image is None:
                 image = modal.Image.debian_slim(python_version=PYTHON)
             else:
@@ -34,13 +33,6 @@ async def build_image(settings: ModalSettings) -> modal.Image:
             if settings.repo_url is not None:
                 image = image.run_commands(repository.INSTALL_GIT)
             return await image.build.aio(account.app)
-        except modal.exception.ImageBuildError as error:
-            raise ConfigurationError(
-                f"the image could not be built: {get_last_line(error)}; correct `image`, `setup` or `packages` "
-                f"(its log: modal image logs {getattr(error, 'image_id', 'IMAGE_ID')})"
-            ) from error
-        except modal.exception.Error as error:
-            raise map_error(error, "the image could not be loaded") from error
 
     contents = (settings.image, settings.setup, tuple(settings.packages), settings.repo_url is not None)
     return await make_once(settings, ("image", *contents), make)
@@ -56,7 +48,7 @@ async def add_clone_to_image(settings: ModalSettings, image: modal.Image, commit
         account = await open_account(settings)
         command = shlex.join(["sh", "-c", "; ".join(repository.FETCH_COMMIT.strip().splitlines()), "clone"])
         where = shlex.join([settings.workdir, settings.repo_url or "", commit])
-        sign_in = repository.build_clone_environment(settings.repo_token)
+        sign_in = repository.build_environment(settings.repo_token)
         try:
             clone = image.run_commands(f"{command} {where}", secrets=[modal.Secret.from_dict(dict(sign_in))])
             return await clone.build.aio(account.app)

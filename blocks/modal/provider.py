@@ -104,13 +104,9 @@ class ModalProvider(ModalSettings, SandboxProvider):
     @asynccontextmanager
     async def _use_account(self, failure: str) -> "AsyncIterator[Account]":
         """Yield the signed-in client and its app. Convert Modal's errors; `failure` says what could not be done."""
-        import modal
-
         from .account import open_account
-        from .errors import map_error
+        from .errors import convert_errors
 
         account = await open_account(self)
-        try:
+        with convert_errors(failure):
             yield account
-        except modal.exception.Error as error:
-            raise map_error(error, failure) from error

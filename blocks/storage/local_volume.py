@@ -5,16 +5,15 @@ import hashlib
 import os
 import shutil
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from ...sandbox.errors import ConfigurationError, VolumeError
 from ...sandbox.wire.names import OWN_FILE_PREFIX
-from ..volume import NAME, VolumeFile, VolumeStore, check_file_path, check_volume_name, split_volume_path
+from ..volume import NAME, VolumeFile, VolumeStore, check_volume_name
 from ..worker_consent import check_path, check_writable_directory
 from .location import locate_local, resolve_data_dir
-from .safe_paths import enter_directory_below, read_file_below, replace_file_below
+from .safe_paths import convert_errors, enter_directory_below, read_file_below, replace_file_below, split_path
 
 FIRST_GID = 0x59000000  # The first group id of volumes if the host process is root, far from ids that systems assign.
 GIDS = 1 << 24
@@ -51,19 +50,12 @@ def find_volume(named: str | None, name: str) -> "LocalVolume":
 
 
 def list_volumes(named: str | None) -> list[str]:
-    """Return the names of the volumes below the root from `find_volumes_root`, sorted.
-
-    Raises:
-        ConfigurationError: The root cannot be read.
-    """
-    root = find_volumes_root(named)
+    """Return the names of the volumes below the root from `find_volumes_root`, sorted. Raises OSError."""
     try:
-        with os.scandir(root) as entries:
+        with os.scandir(find_volumes_root(named)) as entries:
             directories = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
     except FileNotFoundError:
         return []  # No volume exists yet.
-    except OSError as error:
-        raise ConfigurationError(f"the volumes in {root} cannot be listed: {error.strerror}") from None
     return sorted(name for name in directories if NAME.fullmatch(name))
 
 
@@ -113,29 +105,28 @@ class LocalVolume(VolumeStore):
 
     async def get(self, path: str, max_bytes: int | None = None) -> bytes:
         """Return a file's bytes as `VolumeStore.get` does. Raises VolumeError for a file of more than `max_bytes`."""
-        await asyncio.to_thread(self._require_directory)
-        return await asyncio.to_thread(read_file_below, self.path, check_file_path(path), max_bytes)
+        return await asyncio.to_thread(read_file_below, self._locate(), path, max_bytes)
 
     async def put(self, path: str, data: bytes) -> None:
         """Write the file as `VolumeStore.put` does. The file gets its name when it is complete."""
-        path = check_file_path(path)
+        split_path(path)  # A wrong path must not create the volume.
         modes = OWN_MODES if await asyncio.to_thread(self.create) is None else SHARED_MODES
         await asyncio.to_thread(replace_file_below, self.path, path, data, *modes)
 
     async def delete(self, path: str) -> None:
         await asyncio.to_thread(self._delete, path)
 
-    def _require_directory(self) -> None:
+    def _locate(self) -> Path:
         if not self.path.is_dir():
             raise VolumeError(
                 f"there is no volume {self.path.name!r} in {self.path.parent}: code creates it, or "
                 "`rlm-batch volume put`"
             )
+        return self.path
 
     def _ls(self, path: str) -> list[VolumeFile]:
-        self._require_directory()
-        way = split_volume_path(path)
-        with _translate_errors(path, "listed"), enter_directory_below(self.path, way[:-1]) as at:
+        way = split_path(path, may_be_empty=True)
+        with convert_errors(path, "listed"), enter_directory_below(self._locate(), way[:-1]) as at:
             if way and not stat.S_ISDIR((entry := os.stat(way[-1], dir_fd=at, follow_symlinks=False)).st_mode):
                 if not stat.S_ISREG(entry.st_mode):
                     raise VolumeError(f"{path!r} is a link or a pipe: name the file itself")
@@ -156,22 +147,9 @@ class LocalVolume(VolumeStore):
         return sorted(files, key=lambda file: file.path)
 
     def _delete(self, path: str) -> None:
-        self._require_directory()
-        way = split_volume_path(path)
-        if not way:
-            raise VolumeError("the volume itself cannot be deleted: name a file or a directory in it")
-        with _translate_errors(path, "deleted"), enter_directory_below(self.path, way[:-1]) as at:
+        way = split_path(path)
+        with convert_errors(path, "deleted"), enter_directory_below(self._locate(), way[:-1]) as at:
             if stat.S_ISDIR(os.stat(way[-1], dir_fd=at, follow_symlinks=False).st_mode):
                 shutil.rmtree(way[-1], dir_fd=at)
             else:
                 os.unlink(way[-1], dir_fd=at)
-
-
-@contextmanager
-def _translate_errors(path: str, action: str) -> Iterator[None]:
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise VolumeError(f"there is no {path!r} on the volume: `rlm-batch volume ls` lists its files") from error
-    except OSError as error:
-        raise VolumeError(f"{path!r} could not be {action}: {error.strerror or error}") from error

@@ -4,12 +4,16 @@ import errno
 import fnmatch
 import os
 import re
+import shutil
 import tempfile
+import threading
 import urllib.parse
 import uuid
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +23,9 @@ from ...sandbox.errors import ConfigurationError
 OBJECT_STORE_SCHEMES = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "oci", "http", "https")
 LOCAL_SCHEMES = ("file", "local")  # Schemes of paths on this machine.
 SCHEME_PATTERN = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
-# A location whose slashes are missing, as in the text of `Path("s3://bucket")`.
-MISSING_SLASHES = re.compile(
-    rf"({'|'.join((*OBJECT_STORE_SCHEMES, *LOCAL_SCHEMES, 'sftp', 'ssh', 'smb', 'block'))}):/*", re.IGNORECASE
+# A location whose slashes are missing, as in the text of `Path("s3://bucket")`, or a chain of locations.
+MALFORMED = re.compile(
+    rf"({'|'.join((*OBJECT_STORE_SCHEMES, *LOCAL_SCHEMES, 'sftp', 'ssh', 'smb', 'block'))}):|.*::.*://", re.IGNORECASE
 )
 PUBLIC_SETTINGS = ("endpoint_url", "region_name", "host", "hostname", "username")  # Errors may show these.
 
@@ -56,19 +60,14 @@ class Location:
 
     def make_directory(self) -> None:
         """Create the directory, and check that files can be written in it. Raises OSError."""
-        if self._has_directories:
+        protocol = self.file_system.protocol
+        protocols = {protocol} if isinstance(protocol, str) else set(protocol)
+        if protocols.isdisjoint(OBJECT_STORE_SCHEMES):
             self._call(self.file_system.makedirs, self.path, exist_ok=True)
         probe = self / f"probe-{uuid.uuid4().hex[:12]}"
         probe.write(b"rlm-batch\n")
         with suppress(OSError):  # The store may forbid deletion, which a ledger does not need.
             self._call(self.file_system.rm_file, probe.path)
-
-    @property
-    def _has_directories(self) -> bool:
-        """Return whether the store has real directories, and not only prefixes of names."""
-        protocol = self.file_system.protocol
-        protocols = {protocol} if isinstance(protocol, str) else set(protocol)
-        return protocols.isdisjoint(OBJECT_STORE_SCHEMES)
 
     def write(self, data: bytes) -> None:
         """Write the whole file. On an object store the write is atomic."""
@@ -80,11 +79,7 @@ class Location:
 
     def upload_directory(self, path: Path) -> None:
         """Upload a directory of this machine, with all files below it, to this location."""
-        for file in sorted(item for item in path.rglob("*") if item.is_file()):
-            target = f"{self.path}/{file.relative_to(path).as_posix()}"
-            if self._has_directories:
-                self._call(self.file_system.makedirs, target.rpartition("/")[0], exist_ok=True)
-            self._call(self.file_system.put_file, str(file), target)
+        self._call(self.file_system.put, f"{path}/", self.path, recursive=True)
 
     def remove_directory(self) -> None:
         """Delete the directory and everything below it."""
@@ -99,11 +94,10 @@ class Location:
         """Return the file's bytes."""
         return self._call(self.file_system.cat_file, self.path)
 
-    def read_ranges(self, ranges: list[tuple[str, int, int]]) -> list[bytes]:
-        """Return parts of files directly below, fetched together. A range is a name, a start and an end in bytes."""
-        names, starts, ends = (list(column) for column in zip(*ranges, strict=True))
-        paths = [f"{self.path}/{name}" for name in names]
-        return self._call(self.file_system.cat_ranges, paths, starts, ends, on_error="raise")
+    def download_files(self, names: list[str], folder: Path) -> None:
+        """Copy files directly below, fetched together, to a folder of this machine."""
+        copies = [str(folder / name) for name in names]
+        self._call(self.file_system.get, [f"{self.path}/{name}" for name in names], copies)
 
     def download(self, path: Path) -> None:
         """Copy the file to this machine in pieces."""
@@ -135,6 +129,38 @@ class Location:
 
 
 PathOrLocation = Path | Location
+
+
+class LocalMirror:
+    """Copies on this machine of the files below a location.
+
+    The copies are in a temporary directory, which is deleted with this object.
+    """
+
+    def __init__(self, location: Location) -> None:
+        self._location = location
+        self._lock = threading.Lock()
+        self._sizes: dict[str, int] = {}
+
+    @cached_property
+    def folder(self) -> Path:
+        """Return the directory of the copies, created at the first call."""
+        folder = Path(tempfile.mkdtemp(prefix="rlm-batch-copies-"))
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        return folder
+
+    def refresh(self, pattern: str) -> list[Path]:
+        """Fetch the matching files that are new or have another size, and return the sorted paths of their copies.
+
+        Raises OSError.
+        """
+        with self._lock:
+            sizes = self._location.list_sizes(pattern)
+            changed = {name: size for name, size in sizes.items() if self._sizes.get(name) != size}
+            if changed:
+                self._location.download_files(list(changed), self.folder)
+                self._sizes |= changed
+            return [self.folder / name for name in sizes]
 
 
 @contextmanager
@@ -177,10 +203,8 @@ def iterate_lines(path: PathOrLocation) -> Iterator[bytes]:
         with path.open("rb") as file:
             yield from file
         return
-    with tempfile.TemporaryDirectory(prefix="rlm-batch-copy-") as folder:
-        path.download(Path(folder, "file"))
-        descriptor = os.open(Path(folder, "file"), os.O_RDONLY)
-    with open(descriptor, "rb") as file:  # The file is already unlinked, so a killed process leaves nothing.
+    with tempfile.TemporaryFile() as file:  # The file has no name, so a killed process leaves nothing.
+        path.download(Path(f"/dev/fd/{file.fileno()}"))
         yield from file
 
 
@@ -224,13 +248,10 @@ def parse_scheme(text: str) -> str | None:
     """
     match = SCHEME_PATTERN.match(text)
     if match is None:
-        if "::" in text.partition("://")[0] and "://" in text:
-            raise ConfigurationError(f"{text!r} contains several locations: give one, such as s3://bucket/dir")
-        if (start := MISSING_SLASHES.match(text)) is not None:
-            slashes = "///" if start[1].lower() in LOCAL_SCHEMES else "//"
+        if MALFORMED.match(text):
             raise ConfigurationError(
-                f"{text!r} lacks slashes, which a Path drops: write the text {start[1]}:{slashes}"
-                f"{text[start.end() :]}, or ./{text} for a file of that name"
+                f"{text!r} is not a location: write a text such as s3://bucket/dir or file:///dir, because a Path "
+                f"drops slashes, or ./{text} for a file of that name"
             )
         return None
     if "@" in (authority := urllib.parse.urlsplit(text).netloc) and ":" in authority.rpartition("@")[0]:

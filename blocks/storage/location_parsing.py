@@ -72,16 +72,12 @@ def _load_base_path(slug: str, name: str) -> tuple[str, dict[str, Any]]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Prefect warns about a changed schema.
             block: Any = Block.load(f"{slug}/{name}", _sync=True)  # type: ignore[call-arg]
-    except ValueError as error:
-        raise ConfigurationError(
-            f"there is no block {slug}/{name} that can be loaded from this Prefect server: save it in the UI"
-            + ("" if "Unable to find" in str(error) else ", with the fields that this version of its kind has")
-        ) from None
     except Exception as error:
         if type(error).__module__.startswith(("httpx", "httpcore")):
             raise  # The server cannot be reached. The caller reports this.
         raise ConfigurationError(
-            f"the block {slug}/{name} cannot be loaded here ({type(error).__name__}): install the package of its kind"
+            f"there is no block {slug}/{name} that can be loaded from this Prefect server ({type(error).__name__}): "
+            "save it in the UI, and install the package of its kind"
         ) from None
     if isinstance(block, filesystems.SMB):
         block = block.filesystem

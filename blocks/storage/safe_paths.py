@@ -5,19 +5,22 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from ...sandbox.errors import VolumeError
 from ...sandbox.sandbox_api import describe_large_file, describe_special_file
 from ...sandbox.wire.names import OWN_FILE_PREFIX
 
 
-def split_path(path: str) -> tuple[str, ...]:
-    """Split a relative path into its names. Raises VolumeError for a path that leaves the directory."""
-    pure = PurePosixPath(path)
-    if pure.is_absolute() or ".." in pure.parts or not pure.parts or "\0" in path:
+def split_path(path: str, *, may_be_empty: bool = False) -> tuple[str, ...]:
+    """Split the path of a file below a directory into its names. Raises VolumeError for a path that leaves it.
+
+    With `may_be_empty`, the directory itself has a path too, without names.
+    """
+    names = tuple(name for name in path.split("/") if name not in ("", "."))
+    if path.startswith("/") or ".." in names or "\0" in path or not (names or may_be_empty):
         raise VolumeError(f"{path!r} is not a path below the directory: name a file in it, without '..'")
-    return pure.parts
+    return names
 
 
 @contextmanager
@@ -61,6 +64,17 @@ def _give_to_owner(descriptor: int, owner: os.stat_result) -> None:
         os.fchown(descriptor, owner.st_uid, owner.st_gid)
 
 
+@contextmanager
+def convert_errors(path: str, action: str) -> Iterator[None]:
+    """Turn an OSError into a VolumeError that names the path and the action, such as "read"."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise VolumeError(describe_special_file(path, is_link=True)) from error
+        raise VolumeError(f"{path} could not be {action}: {error.strerror or error}") from error
+
+
 def replace_file_below(root: Path, path: str, data: bytes, folder_mode: int, file_mode: int) -> None:
     """Write a file below `root` under a temporary name, and rename it when it is complete.
 
@@ -70,44 +84,41 @@ def replace_file_below(root: Path, path: str, data: bytes, folder_mode: int, fil
     names = split_path(path)
     partial = f"{OWN_FILE_PREFIX}-{os.urandom(8).hex()}.partial"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        with (
-            enter_directory_below(root, names[:-1], folder_mode) as at,
-            open(os.open(partial, flags, 0o600, dir_fd=at), "wb") as file,
-        ):
-            try:
-                _give_to_owner(file.fileno(), os.stat(root))
-                os.fchmod(file.fileno(), file_mode)
-                file.write(data)
-                file.flush()
-                os.rename(partial, names[-1], src_dir_fd=at, dst_dir_fd=at)
-            except BaseException:
-                os.unlink(partial, dir_fd=at)
-                raise
-    except OSError as error:
-        raise VolumeError(f"{path} could not be written: {error.strerror or error}") from error
+    with (
+        convert_errors(path, "written"),
+        enter_directory_below(root, names[:-1], folder_mode) as at,
+        open(os.open(partial, flags, 0o600, dir_fd=at), "wb") as file,
+    ):
+        try:
+            _give_to_owner(file.fileno(), os.stat(root))
+            os.fchmod(file.fileno(), file_mode)
+            file.write(data)
+            file.flush()
+            os.rename(partial, names[-1], src_dir_fd=at, dst_dir_fd=at)
+        except BaseException:
+            os.unlink(partial, dir_fd=at)
+            raise
 
 
 def read_file_below(root: Path, path: str, max_bytes: int | None = None) -> bytes:
     """Return the bytes of a file below `root`. Raises VolumeError, also for a file of more than `max_bytes`."""
     names = split_path(path)
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    try:
-        with enter_directory_below(root, names[:-1]) as at, open(os.open(names[-1], flags, dir_fd=at), "rb") as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise VolumeError(describe_special_file(path))
-            if max_bytes is None:
-                return file.read()
-            # Code may extend the file meanwhile. `read(n)` allocates n bytes at once, so the first read is not larger
-            # than the file.
-            data = b"" if status.st_size > max_bytes else file.read(status.st_size + 1)
-            if len(data) > status.st_size:
-                data += file.read(max_bytes + 1 - len(data))
-            if status.st_size > max_bytes or len(data) > max_bytes:
-                raise VolumeError(describe_large_file(path, max(status.st_size, len(data)), max_bytes))
-            return data
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise VolumeError(describe_special_file(path, is_link=True)) from error
-        raise VolumeError(f"{path} could not be read: {error.strerror or error}") from error
+    with (
+        convert_errors(path, "read"),
+        enter_directory_below(root, names[:-1]) as at,
+        open(os.open(names[-1], flags, dir_fd=at), "rb") as file,
+    ):
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise VolumeError(describe_special_file(path))
+        if max_bytes is None:
+            return file.read()
+        # Code may extend the file meanwhile. `read(n)` allocates n bytes at once, so the first read is not larger than
+        # the file.
+        data = b"" if status.st_size > max_bytes else file.read(status.st_size + 1)
+        if len(data) > status.st_size:
+            data += file.read(max_bytes + 1 - len(data))
+        if status.st_size > max_bytes or len(data) > max_bytes:
+            raise VolumeError(describe_large_file(path, max(status.st_size, len(data)), max_bytes))
+        return data

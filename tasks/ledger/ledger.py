@@ -22,9 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from ...blocks.retry import compute_backoff
-from ...blocks.storage.location import Location
+from ...blocks.storage.location import LocalMirror, Location
 from ...blocks.storage.location_parsing import parse_location
-from ...blocks.storage.mirror import LocalMirror
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.file_lock import try_lock
 from ...sandbox.result import Outcome

@@ -16,9 +16,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, TypeAdapter
 
-from ...blocks.storage.location import Location, PathOrLocation, write_file
+from ...blocks.storage.location import LocalMirror, Location, PathOrLocation, write_file
 from ...blocks.storage.location_parsing import parse_location
-from ...blocks.storage.mirror import LocalMirror
 from ...sandbox.errors import ConfigurationError
 from ..repeats import Repeats
 from .ledger import claim_idle_ledger, list_files

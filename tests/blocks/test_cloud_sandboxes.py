@@ -1,14 +1,16 @@
-"""Files and clones in sandboxes of Daytona and Modal: a clone has the requested revision and no trace of the token."""
+"""Sandboxes of Daytona and Modal: their loss, files and clones, which have the revision and no trace of the token."""
 
 import asyncio
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 
-from rlm_batch import ConfigurationError, DaytonaSandbox, ModalSandbox, VolumeError
+from rlm_batch import ConfigurationError, DaytonaSandbox, ModalSandbox, OutcomeUnknown, SandboxLost, VolumeError
 
 from ..infra.secret_search import SEARCH, halve
 from ..standins.git_server import GitServer
@@ -31,6 +33,69 @@ def make(request: Any, running_daytona: object, modal_process: object, no_proces
         return DaytonaSandbox
     hello = request.getfixturevalue("modal_standin").hello
     return partial(ModalSandbox, token_id=hello["token_id"], token_secret=hello["token_secret"])
+
+
+async def test_the_loss_of_a_sandbox_is_an_error_that_says_whether_code_ran(make: Callable[..., Any]) -> None:
+    block, is_running = make(), asyncio.Event()
+    async with block.interpreter(tools={"begin": is_running.set}) as interpreter:
+        running = asyncio.create_task(interpreter.execute("begin()\nimport time; time.sleep(1000)"))
+        await is_running.wait()
+        (info,) = await block.list_sandboxes()
+        await block.delete_sandbox(info.id)
+        with pytest.raises(OutcomeUnknown, match="set `idempotent`"):
+            await running
+        assert not interpreter.is_alive
+        with pytest.raises(SandboxLost, match="in a new one"):
+            await interpreter.execute("SUBMIT(1)")
+
+
+PROGRAM = """
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from rlm_batch import DaytonaInterpreter, ModalInterpreter
+
+Interpreter = {"daytona": DaytonaInterpreter, "modal": ModalInterpreter}[sys.argv[1]]
+
+def process_chunk(chunk_id, data):
+    code = (
+        f"import json\\n"
+        f"data = {repr(data)}\\n"
+        f"processed = [x * 2 for x in data]\\n"
+        f"save_to_volume(f'results/chunk_{chunk_id}.json', json.dumps(processed))\\n"
+        f"SUBMIT(chunk_id={chunk_id}, count=len(processed))"
+    )
+    with Interpreter(repo_url=sys.argv[2], timeout=120, volume_name="rlm-volume-dspy") as interp:
+        return interp.execute(code)
+
+chunks = {0: [1,2,3], 1: [4,5,6], 2: [7,8,9]}
+
+with ThreadPoolExecutor(max_workers=3) as pool:
+    futures = [pool.submit(process_chunk, cid, data) for cid, data in chunks.items()]
+    for f in futures:
+        r = f.result()
+        print(f"Chunk {r.chunk_id}: {r.count} items")
+"""
+
+
+async def test_a_program_that_processes_chunks_runs_without_warnings(
+    make: Callable[..., Any], repository: GitServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    block = make()
+    for name in ("token_id", "token_secret"):
+        if value := getattr(block, name, None):
+            monkeypatch.setenv(f"MODAL_{name.upper()}", value.get_secret_value())
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    command = [sys.executable, "-c", PROGRAM, block.provider_name, repository.url]
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=500, check=False)
+    assert (done.stdout, done.stderr) == ("Chunk 0: 3 items\nChunk 1: 3 items\nChunk 2: 3 items\n", "")
+    volume = await block.volume("rlm-volume-dspy")
+    written = {file.path: await volume.get(file.path) for file in await volume.ls("results")}
+    await volume.close()
+    assert written == {
+        "results/chunk_0.json": b"[2, 4, 6]",
+        "results/chunk_1.json": b"[8, 10, 12]",
+        "results/chunk_2.json": b"[14, 16, 18]",
+    }
 
 
 async def test_files_are_uploaded_and_downloaded(make: Callable[..., Any]) -> None:

@@ -50,7 +50,7 @@ CASES = [
     ("volume ls", "NAME"),
     ("volume ls nosuch", "no volume 'nosuch'"),
     ("volume ls ../x", "not the name of a volume"),
-    ("volume ls there ../x", "not a path on a volume"),
+    ("volume ls there ../x", "not a path below the directory"),
     ("volume get there nosuch", "no 'nosuch' on the volume"),
     ("volume put there nosuch.txt", "No such file or directory: 'nosuch.txt'"),
     ("volume rm there .", "no path was given"),

@@ -320,7 +320,7 @@ def test_a_store_is_not_a_path_of_the_host() -> None:
     with fsspec.open("memory://bucket/x.jsonl", "w") as file:
         file.write('{"id": 1}')  # type: ignore[union-attr]
     assert READERS["inputs"]("memory://bucket/x.jsonl") == [("SUBMIT(id)", {"id": 1})]
-    with pytest.raises(ConfigurationError, match="contains several locations: give one, such as"):
+    with pytest.raises(ConfigurationError, match="is not a location: write a text such as"):
         READERS["inputs"]("simplecache::memory://bucket/x.jsonl")
 
 

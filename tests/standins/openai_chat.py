@@ -1,10 +1,9 @@
 """A server on this machine that speaks OpenAI's chat API, with scripted answers, delays and faults.
 
-    python tests/standins/openai_chat.py --port 8123 --delay 0.2 --rule "capital of France=Paris"
+    python tests/standins/openai_chat.py --port 8123 --delay 0.2 --script FILE
 
-It prints its base URL (`http://127.0.0.1:PORT/v1`), and serves its counts under `/stats`. In tests it runs in a thread:
-`with ChatServer() as server`. Each word is one token, so tests can check the counts that a client reports. It needs
-only the standard library.
+It prints its base URL (`http://127.0.0.1:PORT/v1`). In tests it runs in a thread: `with ChatServer() as server`. Each
+word is one token, so tests can check the counts that a client reports. It needs only the standard library.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 GATE_SECONDS = 60.0  # seconds that a reply waits for other requests at most
@@ -161,9 +160,6 @@ class ChatServer:
         headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:])}
         data = await reader.readexactly(int(headers.get("content-length") or 0))
         path = head[0].split(" ")[1]
-        if path.endswith("/stats"):
-            self._send(writer, 200, json.dumps(asdict(self.stats)).encode())
-            return True
         if not path.endswith("/chat/completions"):
             self._send(writer, 404, _error(f"there is no {path} here"))
             return True
@@ -260,17 +256,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--port", type=int, default=0, help="by default one that is free")
     parser.add_argument("--delay", type=float, default=0.0, help="seconds before each answer")
-    parser.add_argument("--rule", action="append", default=[], metavar="TEXT=ANSWER", help="once for each")
     parser.add_argument("--script", help="a JSON file: a list of [text, answer, answer, ...]")
     options = parser.parse_args()
     server = ChatServer(delay=options.delay, port=options.port)
     server.keep = False
-    rules = [rule.split("=", 1) for rule in options.rule]
     if options.script:
         with open(options.script, encoding="utf-8") as file:
-            rules += json.load(file)
-    for text, *answers in rules:
-        server.rule(text, *answers)
+            for text, *answers in json.load(file):
+                server.rule(text, *answers)
 
     async def run() -> None:
         await server.serve()

@@ -73,25 +73,18 @@ BAD_FIELD = Refusal(400, "cpu must not be less than 1, memory must be an integer
 UNKNOWN = Refusal(400, "something new", SandboxStartError, passes=True)
 AWAY = Refusal(503, "Temporary authentication service error", SandboxStartError, passes=True)
 BAD_TOKEN = "authentication failed: Bearer token validation error: context deadline exceeded"
-NO_ADDRESS = (
-    "bad request: failed to resolve container IP after 3 attempts: no IP address found. Is the Sandbox started?"
-)
 REFUSALS = [
     *(THROTTLED, NO_RUNNER, NOT_FOUND, NOT_STARTED, DENIED, BUSY, CHANGING, NAME_TAKEN, VOLUME_MADE, NO_MORE_VOLUMES),
     *(BAD_KEY, BAD_FIELD, UNKNOWN, AWAY),
     Refusal(401, BAD_TOKEN, SandboxStartError, passes=True),
     Refusal(401, "unauthorized: authentication failed: Bearer token is invalid", SandboxStartError, passes=True),
-    Refusal(400, NO_ADDRESS, SandboxStartError, passes=True),
     Refusal(404, "sandbox container not found: No such container", SandboxStartError, passes=True),
-    Refusal(400, "Sandbox is not running", SandboxStartError, passes=True),
     Refusal(404, "session not found", SandboxStartError),
     Refusal(410, "session process has exited", SandboxStartError),
-    Refusal(400, "Runner r-1 is draining", SandboxStartError, passes=True),
     Refusal(400, "Snapshot mine not found. Did you add it through the Dashboard?", ConfigurationError),
     Refusal(400, "Snapshot mine is not available in region eu", ConfigurationError),
     Refusal(400, "Snapshot mine is inactive", ConfigurationError),
     Refusal(400, "Snapshot mine is pulling", SandboxStartError, passes=True),
-    Refusal(400, "Volume 'v' is not in a ready state. Current state: pending_create", SandboxStartError, passes=True),
     Refusal(400, "CPU request 8 exceeds maximum allowed per sandbox (4).", ConfigurationError),
     Refusal(400, "Total CPU limit exceeded. Maximum allowed: 10.", QuotaExceeded),
     Refusal(400, "Sandbox resource limit reached (16), please try again later.", QuotaExceeded),

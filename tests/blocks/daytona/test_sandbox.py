@@ -4,7 +4,6 @@ import asyncio
 import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 
 from rlm_batch import ConfigurationError, DaytonaInterpreter, DaytonaSandbox
 
-from ...standins.git_server import GitServer
 from ...standins.wheels import write_wheel
 
 pytestmark = pytest.mark.anyio
@@ -74,40 +72,6 @@ async def test_packages_are_installed_before_the_first_execution_or_pips_error_i
     words = r"pip could not install /nowhere/tiny-1.0-py3-none-any.whl .*\n.*nowhere"
     with pytest.raises(ConfigurationError, match=words):
         await provider.open(provider.labels(""))
-
-
-# -- programs
-
-
-def test_a_program_processes_chunks_with_a_clone_and_a_shared_volume(repository: GitServer, standin: Any) -> None:
-    def process_chunk(chunk_id: int, data: list[int]) -> Any:
-        code = (
-            f"import json, os\n"
-            f"data = {data!r}\n"
-            f"processed = [x * 2 for x in data]\n"
-            f"os.makedirs('/home/daytona/memory/artifacts', exist_ok=True)\n"
-            f"with open(f'/home/daytona/memory/artifacts/chunk_{chunk_id}.json', 'w') as f:\n"
-            f"    json.dump(processed, f)\n"
-            f"SUBMIT(chunk_id={chunk_id}, count=len(processed))"
-        )
-        interp = DaytonaInterpreter(repo_url=repository.url, timeout=120, volume_name="rlm-volume-dspy")
-        interp.start()
-        try:
-            return interp.execute(code)
-        finally:
-            interp.shutdown()
-
-    chunks = {0: [1, 2, 3], 1: [4, 5, 6], 2: [7, 8, 9]}
-    with ThreadPoolExecutor(max_workers=3) as pool:
-        futures = [pool.submit(process_chunk, chunk_id, data) for chunk_id, data in chunks.items()]
-        assert [(f.result().chunk_id, f.result().count) for f in futures] == [(0, 3), (1, 3), (2, 3)]
-    (volume,) = standin.state()["volumes"]
-    written = {path.name: path.read_text() for path in Path(volume["folder"], "artifacts").iterdir()}
-    assert written == {
-        "chunk_0.json": "[2, 4, 6]",
-        "chunk_1.json": "[8, 10, 12]",
-        "chunk_2.json": "[14, 16, 18]",
-    }
 
 
 @pytest.mark.full

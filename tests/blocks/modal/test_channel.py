@@ -1,6 +1,5 @@
 """The channel to a driver on Modal: a command's standard streams, through the buffers of Modal's client."""
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -13,25 +12,6 @@ from ...infra.execution_counter import COUNT_EXECUTION, ExecutionCounter
 
 pytestmark = pytest.mark.anyio
 Make = Callable[..., ModalSandbox]
-
-
-async def test_sixteen_simultaneous_answers_all_arrive(modal_sandbox: Make) -> None:
-    everyone = asyncio.Barrier(16)
-
-    async def meet(number: int) -> str:
-        await everyone.wait()
-        return f"{number} " * 1000
-
-    code = """
-from concurrent.futures import ThreadPoolExecutor
-with ThreadPoolExecutor(16) as pool:
-    for _ in range(3):
-        right = [answer == f"{n} " * 1000 for n, answer in enumerate(pool.map(meet, range(16)))]
-        assert right == [True] * 16
-SUBMIT(1)
-"""
-    async with modal_sandbox().interpreter(tools={"meet": meet}) as interpreter:
-        assert (await interpreter.execute(code)).output == 1
 
 
 async def test_answers_survive_a_broken_network(modal_sandbox: Make, modal_standin: Any) -> None:

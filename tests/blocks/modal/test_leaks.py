@@ -131,17 +131,6 @@ async def test_a_driver_that_does_not_start_leaves_no_sandbox(modal_sandbox: Mak
     assert not find_sandboxes(modal_standin)
 
 
-async def test_cancelling_starting_interpreters_leaves_no_sandbox(modal_sandbox: Make, modal_standin: Any) -> None:
-    block = modal_sandbox()
-    modal_standin.ask("faults", rules=[{"method": "TaskExecStart", "delay": HOUR, "times": 3}])
-    starting = [asyncio.create_task(block.interpreter().start()) for _ in range(6)]
-    await wait_for_call(modal_standin, "TaskExecStart", 6)
-    for task in starting:
-        task.cancel()
-    await asyncio.gather(*starting, return_exceptions=True)
-    assert not find_sandboxes(modal_standin)
-
-
 async def test_a_failed_deletion_is_retried(modal_sandbox: Make, modal_standin: Any) -> None:
     block = modal_sandbox()
     sandbox = await block.open(block.labels(""))

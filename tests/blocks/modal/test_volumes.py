@@ -1,8 +1,5 @@
 """Volumes on Modal: the next execution sees saved files, and each commit has the expected cause."""
 
-import os
-import subprocess
-import sys
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -89,44 +86,3 @@ async def test_an_open_file_delays_the_reload_of_the_volume_with_a_warning(
         assert "could not reload its volume" in caplog.text
         await one.execute("log.close()", context="main")
         assert (await one.execute(READ)).files == {"a.txt": "y", "log.txt": "x"}
-
-
-PROGRAM = """
-from concurrent.futures import ThreadPoolExecutor
-from rlm_batch import ModalInterpreter
-
-VOLUME = 'rlm-volume-dspy'
-
-def process_chunk(chunk_id, data):
-    code = (
-        f"import json\\n"
-        f"data = {repr(data)}\\n"
-        f"processed = [x * 2 for x in data]\\n"
-        f"save_to_volume(f'results/chunk_{chunk_id}.json', json.dumps(processed))\\n"
-        f"SUBMIT(chunk_id={chunk_id}, count=len(processed))"
-    )
-    with ModalInterpreter(timeout=120, volume_name=VOLUME) as interp:
-        return interp.execute(code)
-
-chunks = {0: [1,2,3], 1: [4,5,6], 2: [7,8,9]}
-
-with ThreadPoolExecutor(max_workers=3) as pool:
-    futures = [pool.submit(process_chunk, cid, data) for cid, data in chunks.items()]
-    for f in futures:
-        r = f.result()
-        print(f"Chunk {r.chunk_id}: {r.count} items")
-"""
-
-
-def test_a_program_that_processes_chunks_runs_without_warnings(modal_standin: Any, no_process_left: None) -> None:
-    hello = modal_standin.hello
-    environment = {**os.environ, "MODAL_TOKEN_ID": hello["token_id"], "MODAL_TOKEN_SECRET": hello["token_secret"]}
-    environment.pop("PREFECT_API_URL", None)
-    command = [sys.executable, "-c", PROGRAM]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment, timeout=500)
-    assert (done.stdout, done.stderr) == ("Chunk 0: 3 items\nChunk 1: 3 items\nChunk 2: 3 items\n", "")
-    assert modal_standin.ask("volume", name="rlm-volume-dspy") == {
-        "results/chunk_0.json": "[2, 4, 6]",
-        "results/chunk_1.json": "[8, 10, 12]",
-        "results/chunk_2.json": "[14, 16, 18]",
-    }

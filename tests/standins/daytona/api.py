@@ -31,7 +31,6 @@ class ApiCalls:
             ("DELETE", "/api/sandbox/{box}", self.delete),
             ("POST", "/api/sandbox/{box}/last-activity", self.refresh),
             ("POST", "/api/sandbox/{box}/autostop/{minutes}", self.set_auto_stop),
-            ("POST", "/api/sandbox/{box}/autodelete/{minutes}", self.set_auto_delete),
             ("POST", "/api/sandbox/{box}/ttl/{minutes}", self.set_ttl),
             ("PUT", "/api/sandbox/{box}/labels", self.replace_labels),
             ("POST", "/api/sandbox/{box}/ssh-access", self.grant_ssh),
@@ -47,8 +46,7 @@ class ApiCalls:
 
     async def create(self, request: Any) -> Any:
         settings = self.account.settings
-        body = {name: value for name, value in (await request.json()).items() if name not in settings.unknown_fields}
-        moment = time.monotonic()
+        body, moment = await request.json(), time.monotonic()
         while self.account.creates and self.account.creates[0] < moment - settings.minute:
             self.account.creates.popleft()
         if settings.creates_per_minute is not None and len(self.account.creates) >= settings.creates_per_minute:
@@ -105,9 +103,6 @@ class ApiCalls:
 
     async def set_auto_stop(self, request: Any) -> Any:
         return self.set_interval(request, "autoStopInterval")
-
-    async def set_auto_delete(self, request: Any) -> Any:
-        return self.set_interval(request, "autoDeleteInterval")
 
     async def set_ttl(self, request: Any) -> Any:
         self.account.box(request).ttl_began = time.monotonic()

@@ -17,7 +17,6 @@ class Settings:
     boot_s: float = 0.09
     destroy_s: float = 0.0  # seconds from an accepted removal to its end
     keeps_pending: bool = True  # refuse to remove a sandbox during a state change: 409
-    unknown_fields: list[str] = field(default_factory=list)  # fields of a creation that an older server ignores
     minute: float = 60.0
     page: int = 100  # sandboxes in one page of a listing
     snapshots: list[str] = field(default_factory=lambda: ["daytona-small", "daytona-medium"])

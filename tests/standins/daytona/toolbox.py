@@ -7,8 +7,6 @@ import contextlib
 import json
 import os
 import re
-import shlex
-import shutil
 import stat
 import time
 from typing import Any
@@ -35,7 +33,6 @@ class ToolboxCalls:
             ("GET", f"{TOOLBOX}/files/info", self.info),
             ("DELETE", f"{TOOLBOX}/files", self.delete_file),
             ("POST", f"{TOOLBOX}/process/execute", self.execute),
-            ("POST", f"{TOOLBOX}/process/code-run", self.code_run),
             ("POST", SESSION, self.create_session),
             ("GET", SESSION + "/{session}", self.get_session),
             ("POST", SESSION + "/{session}/exec", self.session_execute),
@@ -89,20 +86,11 @@ class ToolboxCalls:
         place = self.account.box(request, started=True).place(request.query_params["path"])
         if not place.exists():
             raise daemon(404, "file not found", "FILE_NOT_FOUND")
-        if place.is_dir():
-            shutil.rmtree(place)
-        else:
-            place.unlink()
+        place.unlink()
 
     async def execute(self, request: Any) -> Any:
         box, body = self.account.box(request, started=True), await request.json()
         code, out = await box.run(body["command"], body.get("cwd"), body.get("envs"), body.get("timeout") or 10)
-        return {"exitCode": code, "result": out}
-
-    async def code_run(self, request: Any) -> Any:
-        box, body = self.account.box(request, started=True), await request.json()
-        command = f"python3 -u -c {shlex.quote(body['code'])}"
-        code, out = await box.run(command, None, body.get("envs"), body.get("timeout") or 10)
         return {"exitCode": code, "result": out}
 
     async def create_session(self, request: Any) -> Any:
@@ -135,8 +123,6 @@ class ToolboxCalls:
         from starlette.responses import JSONResponse
 
         (box, session), body = self.session(request), await request.json()
-        if not body.get("runAsync"):
-            raise daemon(400, "this stand-in runs session commands with runAsync only")
         if re.match(r"\s*(exec|exit)\b", body["command"]):
             raise daemon(400, "exec and exit would end the session's shell")
         command = Command(body["command"])

@@ -15,7 +15,4 @@ The stand-in uses the protocol classes of the installed client. It models:
 - tags, names, lists, tokens, idempotency keys, throttling and quotas.
 
 Unlike Modal, each command has its own process namespace.
-
-If the kernel provides no namespaces, there are no root directories. Commands run in the machine's own file system, and
-a sandbox with a volume is refused. Then set the block's ``workdir`` to a directory that may be created.
 """

@@ -49,18 +49,8 @@ class CommandRouter(TaskCommandRouterBase):
     async def TaskExecWait(self, request: Any) -> Any:
         _, command = self._command(request)
         await command.ended.wait()
-        return self._status(router_pb2.TaskExecWaitResponse, command)
-
-    @unary
-    async def TaskExecPoll(self, request: Any) -> Any:
-        _, command = self._command(request)
-        if not command.ended.is_set():
-            return router_pb2.TaskExecPollResponse()
-        return self._status(router_pb2.TaskExecPollResponse, command)
-
-    @staticmethod
-    def _status(kind: Any, command: Command) -> Any:
         assert command.status is not None
+        kind = router_pb2.TaskExecWaitResponse
         return kind(code=command.status) if command.status >= 0 else kind(signal=-command.status)
 
     async def TaskExecStdioRead(self, stream: Stream[Any, Any]) -> None:

@@ -144,7 +144,7 @@ def test_a_writer_waits_when_the_upload_buffer_is_full(
         ("s3://no-such-bucket/job", "s3://no-such-bucket/job cannot be created: .*bucket does not exist.*results_path"),
         ("gs://bucket/job", "cannot be used: Please install gcsfs"),
         ("nosuch://bucket/job", "cannot be used: Protocol not known: nosuch"),
-        ("simplecache::s3://bucket/job", "contains several locations: give one, such as"),
+        ("simplecache::s3://bucket/job", "is not a location: write a text such as"),
         ("s3://key:secret-of-the-url@bucket/job", "contains a password"),
         ("file://data/job", "three slashes"),
         ("block://remote-file-system", "names no block"),
