@@ -21,14 +21,11 @@ from .errors import (
     is_transient,
     retry_call,
 )
-from .launch import LOST_RACE_STATUS, StartLostError, name_folder
+from .launch import INPUT_LIMIT_BYTES, LOST_RACE_STATUS, StartLostError, name_folder
 
 IDLE_MINUTES = 5  # minutes without a call before Daytona ends a sandbox, such as that of a dead host
 KEEP_AWAKE_SECONDS = IDLE_MINUTES * 60 / 3  # seconds between calls that keep a used sandbox awake
 LAST_WORDS_SECONDS = 5.0  # seconds for a log to end, which happens a second or more after its command ended
-# Bytes of a frame, and of an input that takes no more frames. The pipe behind it holds 64 KiB, and more would block the
-# daemon's call.
-INPUT_LIMIT_BYTES = 32 * 1024
 TAKE_BYTES = 16 * 1024  # bytes of the log between two turns of the event loop; they can hold a thousand frames
 
 log = logging.getLogger("rlm_batch.daytona")

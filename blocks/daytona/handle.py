@@ -5,15 +5,15 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import daytona
 
-from ...sandbox.driver_bundle import pack_driver
 from ...sandbox.errors import SandboxLost, VolumeError
 from ..cloud_sandbox import CloudSandbox, FileStatus
 from ..host_files.files import HostFiles
 from .account import delete_sandbox, warn_of_leftover
-from .channel import INPUT_LIMIT_BYTES, DaytonaChannel
+from .channel import DaytonaChannel
 from .errors import CALL_SECONDS, SETUP_SECONDS, convert_errors, get_message, is_transient, retry_call, says_gone
 from .launch import name_folder, start_driver
 from .settings import DaytonaSettings
@@ -40,20 +40,11 @@ class DaytonaSandboxHandle(CloudSandbox):
 
     async def connect(self, receive: Callable[[bytes], None], closed: Callable[[str], None]) -> DaytonaChannel:
         """Create a channel whose first frames start the driver; see `Sandbox.connect`."""
-        self._channel = DaytonaChannel(self._remote, self._launch, receive, closed)
+        # The code's environment may have secrets.
+        has_secrets, seconds = bool(self.settings.environment), self._provider_settings.start_timeout
+        launch = partial(start_driver, self._remote, self.directory, seconds, has_secrets)
+        self._channel = DaytonaChannel(self._remote, launch, receive, closed)
         return self._channel
-
-    async def _launch(self, frames: list[bytes]) -> tuple[str, str]:
-        """Start the driver; return its session and command. Raise SandboxStartError or StartLostError.
-
-        Put the first small frames into the command, which saves a call, and remove them from the list. If there are
-        environment variables, send all frames later: the variables may be secrets, which no command may contain.
-        """
-        first = b""
-        while frames and not self.settings.environment and len(first) + len(frames[0]) <= INPUT_LIMIT_BYTES:
-            first += frames.pop(0)
-        seconds = self._provider_settings.start_timeout
-        return await start_driver(self._remote, pack_driver(), self.directory, first, seconds)
 
     def read_stderr_tail(self) -> str:
         return self._channel.stderr_tail if self._channel is not None else ""

@@ -5,12 +5,15 @@ import shlex
 
 import daytona
 
-from ...sandbox.driver_bundle import PackedDriver
+from ...sandbox.driver_bundle import pack_driver
 from ...sandbox.errors import SandboxStartError
 from .errors import CALL_SECONDS, get_message, get_status, retry_call
 from .setup import open_session
 
 PYTHON = "python3"
+# Bytes of a frame, and of an input that takes no more frames. The pipe behind it holds 64 KiB, and more would block the
+# daemon's call.
+INPUT_LIMIT_BYTES = 32 * 1024
 LOST_RACE_STATUS = 75  # exit status of a start command that finds an earlier start
 
 # `mkdir` succeeds only once, so a repeated start does nothing. The host repeats a start whose answer was lost, and
@@ -47,14 +50,20 @@ class StartLostError(Exception):
 
 
 async def start_driver(
-    remote: daytona.AsyncSandbox, driver: PackedDriver, directory: str, first: bytes, seconds: float
+    remote: daytona.AsyncSandbox, directory: str, seconds: float, has_secrets: bool, frames: list[bytes]
 ) -> tuple[str, str]:
-    """Start the driver in a directory with its first frames; return its session and command.
+    """Start the driver in a directory; return its session and command.
+
+    The command has the first small frames, which saves a call; they are removed from `frames`. With secrets, which no
+    command may contain, it has none.
 
     A refused start is retried for `seconds`. After a lost answer, look for the start command in its session. If it is
     missing, start again in a new session, because in the old session the new command would wait for the end of the
     first command. Raise SandboxStartError or StartLostError.
     """
+    first, driver = b"", pack_driver()
+    while frames and not has_secrets and len(first) + len(frames[0]) <= INPUT_LIMIT_BYTES:
+        first += frames.pop(0)
     data = base64.b64encode(driver.data).decode() + "\n"
     command = COMMAND.format(
         folder=name_folder(remote.id),

@@ -20,7 +20,7 @@ READ_SECONDS = 5.0  # seconds to read the last output of a driver that has ended
 class ModalChannel:
     """The connection to a driver's process.
 
-    `first_input` is sent before the first frame. `lifetime` is the sandbox's lifetime in seconds.
+    `first_input` is sent before the first frame.
     """
 
     def __init__(
@@ -29,9 +29,7 @@ class ModalChannel:
         first_input: bytes,
         receive: Callable[[bytes], None],
         closed: Callable[[str], None],
-        *,
         sandbox_id: str,
-        lifetime: int,
     ) -> None:
         self.end_reason = ""  # why nothing more can be sent to the driver; "" while sending is possible
         self.is_complete = False  # True if the driver has ended and its whole output was received
@@ -39,7 +37,6 @@ class ModalChannel:
         self._receive = receive
         self._closed = closed
         self._sandbox_id = sandbox_id
-        self._lifetime = lifetime
         self._lock = asyncio.Lock()
         process.stdin.write(first_input)
         self._reading = asyncio.create_task(self._read())
@@ -81,10 +78,6 @@ class ModalChannel:
                     stderr = await self._process.stderr.read.aio()
                     last_words = stderr[-2000:].decode("utf-8", "replace").strip()
                     reason = f"{reason}: {last_words}" if last_words else reason
-        except modal.exception.NotFoundError:
-            reason = "Modal has ended it"
-        except modal.exception.TimeoutError:
-            reason = f"its lifetime of {self._lifetime} s is over"
         except Exception as error:  # noqa: BLE001 - after any error there is nothing more to read
             reason = f"its output ended early: {type(error).__name__}: {get_last_line(error)}"
         self.end_reason = self.end_reason or reason

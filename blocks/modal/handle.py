@@ -71,7 +71,7 @@ class ModalSandboxHandle(CloudSandbox):
             process: Any = await retry_refused(
                 lambda: self._sandbox.exec.aio("python", "-u", "-c", program, text=False, timeout=lifetime)
             )
-        self._channel = ModalChannel(process, driver.data, receive, closed, sandbox_id=self.id, lifetime=lifetime)
+        self._channel = ModalChannel(process, driver.data, receive, closed, self.id)
         return self._channel
 
     async def refresh_volume(self) -> None:
