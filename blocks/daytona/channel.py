@@ -1,9 +1,9 @@
 """The connection to a driver in Daytona. Output arrives through a command's log, and API calls send the input."""
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import daytona
@@ -27,8 +27,6 @@ IDLE_MINUTES = 5  # minutes without a call before Daytona ends a sandbox, such a
 KEEP_AWAKE_SECONDS = IDLE_MINUTES * 60 / 3  # seconds between calls that keep a used sandbox awake
 LAST_WORDS_SECONDS = 5.0  # seconds for a log to end, which happens a second or more after its command ended
 TAKE_BYTES = 16 * 1024  # bytes of the log between two turns of the event loop; they can hold a thousand frames
-
-log = logging.getLogger("rlm_batch.daytona")
 
 
 class DaytonaChannel:
@@ -118,10 +116,8 @@ class DaytonaChannel:
         """Tell Daytona regularly that the sandbox is in use, because code may wait longer than the idle limit."""
         while True:
             await asyncio.sleep(KEEP_AWAKE_SECONDS)
-            try:
+            with suppress(daytona.DaytonaError):
                 await retry_call(lambda: self._remote.refresh_activity(CALL_SECONDS))
-            except daytona.DaytonaError as error:
-                log.debug("sandbox %s could not be kept awake: %s", self._remote.id, get_message(error))
 
     # -- to the driver
 
@@ -245,11 +241,8 @@ class DaytonaChannel:
     async def _fetch(self, path: str) -> bytes:
         """Download a body that was too large for the log."""
         body = await retry_call(lambda: self._remote.fs.download_file(path, int(SETUP_SECONDS)), remote=self._remote)
-        try:
+        with suppress(daytona.DaytonaError):  # A call whose answer was lost may have deleted the file.
             await retry_call(lambda: self._remote.fs.delete_file(path, False, CALL_SECONDS))
-        # A call whose answer was lost may have deleted the file. The body has arrived.
-        except daytona.DaytonaError as error:
-            log.debug("%s was not removed from sandbox %s: %s", path, self._remote.id, get_message(error))
         return body or b""
 
     async def _on_stderr(self, text: str) -> None:

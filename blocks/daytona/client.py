@@ -1,8 +1,10 @@
 """The SDK's client, shared by all sandboxes of an event loop and an account."""
 
 import asyncio
+import atexit
 import contextvars
 import os
+from contextlib import suppress
 from weakref import WeakKeyDictionary
 
 import daytona
@@ -13,11 +15,14 @@ from .settings import DaytonaSettings
 NAME_PREFIX = "rlm-batch-"  # prefix of every name that this package creates at Daytona
 ENVIRONMENT_NAMES = ("API_KEY", "JWT_TOKEN", "ORGANIZATION_ID", "API_URL", "SERVER_URL", "TARGET")
 
+CLOSE_SECONDS = 5.0
+
 # Creating a client is slow. Each has a task that closes it when the loop ends.
 _clients: WeakKeyDictionary[
     asyncio.AbstractEventLoop, dict[tuple[str | None, ...], tuple[daytona.AsyncDaytona, asyncio.Task[None]]]
 ]
 _clients = WeakKeyDictionary()
+os.register_at_fork(after_in_child=_clients.clear)  # The child has no threads that run the loops.
 
 
 def get_client(settings: DaytonaSettings) -> daytona.AsyncDaytona:
@@ -44,6 +49,22 @@ async def _close_at_end(client: daytona.AsyncDaytona) -> None:
         await asyncio.Event().wait()
     finally:
         await client.close()
+
+
+@atexit.register
+def _close_clients() -> None:
+    """Close the clients of loops that run in other threads until the process ends, as that of a script does."""
+
+    async def close(tasks: list[asyncio.Task[None]]) -> None:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    for loop, clients in list(_clients.items()):
+        if loop.is_running():
+            with suppress(Exception):
+                closing = close([task for _, task in clients.values()])
+                asyncio.run_coroutine_threadsafe(closing, loop).result(CLOSE_SECONDS)
 
 
 def get_account_key(settings: DaytonaSettings) -> tuple[str | None, ...]:

@@ -111,9 +111,7 @@ class ModalSandboxHandle(CloudSandbox):
             yield
         except modal.exception.SandboxFilesystemError as error:
             raise VolumeError(f"{failure}: {get_last_line(error)}") from error
-        except TimeoutError:
-            raise SandboxLost(f"{failure} within {FILE_SECONDS:g} s: run the code in a new sandbox") from None
-        except modal.exception.Error as error:
+        except (modal.exception.Error, TimeoutError) as error:
             raise SandboxLost(f"{failure}: sandbox {self.id} was lost: {get_last_line(error)}") from error
 
     async def label_as_kept(self, until: float, labels: dict[str, str]) -> None:

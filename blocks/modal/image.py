@@ -22,10 +22,8 @@ async def build_image(settings: ModalSettings) -> modal.Image:
     async def make() -> modal.Image:
         account = await open_account(settings)
         with convert_errors("the image could not be built"):
-            if settings.image is None:
-                image = modal.Image.debian_slim(python_version=PYTHON)
-            else:
-                image = modal.Image.from_registry(settings.image)
+            name = settings.image
+            image = modal.Image.from_registry(name) if name else modal.Image.debian_slim(python_version=PYTHON)
             if settings.setup is not None:
                 image = image.run_commands(build_image_command(settings.setup))
             if settings.packages:
