@@ -31,7 +31,7 @@ class CloudSandbox(Sandbox):
         self.id = sandbox_id
         self.settings = DriverSettings(
             volume=settings.volume_mount_path if settings.volume_name is not None else None,
-            environment={name: value.get_secret_value() for name, value in settings.environment.items()},
+            environment=settings.reveal_environment(),
             python_path=host_files.list_uploaded_directories(),
             executable=host_files.find_uploaded_python(),
             lifetime=settings.lifetime,

@@ -7,12 +7,23 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 from pydantic.fields import FieldInfo
 
 ENVIRONMENT = "environment"  # A value of `packages`: the packages of the running environment.
+# The variables that Python reads when it starts, for sandboxes on this machine. The code's processes get them too.
+START_ENVIRONMENT = {"LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
+USER_NAME = "sandbox"  # name of the user that runs code in sandboxes on this machine
 MAX_MIB = 1 << 40  # The kernel stores a limit as a signed 64-bit number of bytes.
 COMMON = "common"  # marks a setting that many runs need, for the command line's help
+VolumeRoot = Annotated[
+    str | None,
+    Field(
+        title="Volumes",
+        description="Directory of volumes, also of the other providers on this machine. By default it is "
+        "RLM_BATCH_VOLUMES, or one below the user's data directory.",
+    ),
+]
 MountPath = Annotated[str, Field(title="Mount path", pattern="^/.", description="Path of the volume in the sandbox.")]
 
 
-def check_wheel_requirements(requirements: list[str]) -> None:
+def _check_wheel_requirements(requirements: list[str]) -> None:
     """Raise ValueError unless each requirement names a package on the index, with versions, extras or a marker."""
     from packaging.requirements import InvalidRequirement, Requirement
 
@@ -42,6 +53,7 @@ class SandboxSettings(BaseModel):
     block_only: ClassVar[tuple[str, ...]] = ("max_sandboxes", "creations_per_second", "limit_name")
 
     takes_environment: ClassVar[bool] = False  # Its sandboxes can use this machine's packages.
+    takes_wheels_only: ClassVar[bool] = False  # Building another package would run its code on this machine.
 
     volume_name: str | None = Field(
         default=None,
@@ -134,6 +146,8 @@ class SandboxSettings(BaseModel):
                 raise ValueError(
                     f"{package!r} is not a requirement: give names such as numpy or pandas>=2, and no options"
                 )
+        if cls.takes_wheels_only:
+            _check_wheel_requirements(packages)
         return packages
 
     @field_validator("repo_url")
@@ -169,6 +183,15 @@ class SandboxSettings(BaseModel):
     def list_secrets(cls) -> list[str]:
         """Return the names of the settings that have secrets."""
         return [name for name, field in cls.model_fields.items() if "SecretStr" in str(field.annotation)]
+
+    def reveal_environment(self) -> dict[str, str]:
+        """Return the environment variables of the code with their secret values."""
+        return {name: value.get_secret_value() for name, value in self.environment.items()}
+
+    def build_host_environment(self, home: str, tmp: str) -> dict[str, str]:
+        """Return the environment variables of code in a sandbox on this machine."""
+        own = {"HOME": home, "USER": USER_NAME, "LOGNAME": USER_NAME, "TMPDIR": tmp}
+        return {**START_ENVIRONMENT, **own, **self.reveal_environment()}
 
     def get_account_setting(self, name: str) -> Any:
         """Return a setting of the account. Blocks also read it from their credentials."""

@@ -84,17 +84,17 @@ def _check_directory(find: Callable[[], Path], variable: str) -> str:
 
 def _check_server() -> str:
     url = PREFECT_API_URL.value()
-    if url:
-        asyncio.run(_ask_server(url))
+
+    async def ask() -> str:
+        check_proxies()
+        async with get_client() as client:
+            await check_server(client, url)
         return f"the server at {url} answers"
+
+    if url:
+        return asyncio.run(ask())
     if not wants_shared_server():
         return "no server is configured, so each program starts its own"
     servers = [f"process {server.pid} at {server.ui_url}" for server in list_shared_servers()]
     running = servers[0] if servers else "not running now"
     return f"no server is configured, so commands share one in the background ({running})"
-
-
-async def _ask_server(url: str) -> None:
-    check_proxies()
-    async with get_client() as client:
-        await check_server(client, url)

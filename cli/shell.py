@@ -7,7 +7,6 @@ import time
 from ..blocks.provider import SandboxInfo, SandboxProvider
 from ..flows.parameters import Options
 from ..flows.prefect_server import provide_server
-from ..flows.reporting.ledger_reader import LedgerReader
 from ..sandbox.errors import ConfigurationError
 from .earlier_run import find_model, open_run, read_parameters
 from .run_flow import run_until_interrupted
@@ -26,7 +25,13 @@ def shell(run: str, number: int, /) -> int:
         ConfigurationError: There is no such run, execution or kept sandbox, or this process has no terminal.
     """
     reader = open_run(run)
-    sandbox_id = _read_sandbox_id(reader, number)
+    meta = reader.find_outcome(number).meta
+    if meta.kept_until is None:
+        raise ConfigurationError(
+            f"the sandbox of execution {number} was not kept: --keep-failed keeps those of a run's first three "
+            "failures, and with shards that of each shard's first"
+        )
+    sandbox_id = meta.sandbox_id
     if not (os.isatty(sys.stdin.fileno()) and os.isatty(sys.stdout.fileno())):
         raise ConfigurationError("shell needs a terminal for its input and its output: start it in one, without pipes")
     model = find_model(reader)
@@ -50,17 +55,6 @@ def shell(run: str, number: int, /) -> int:
 
         print(f"The sandbox is {describe_kept(provider, info)}.", file=sys.stderr)
     return status
-
-
-def _read_sandbox_id(reader: LedgerReader, number: int) -> str:
-    """Return the id of an execution's kept sandbox, from the ledger. Raises ConfigurationError."""
-    meta = reader.find_outcome(number).meta
-    if meta.kept_until is None:
-        raise ConfigurationError(
-            f"the sandbox of execution {number} was not kept: --keep-failed keeps those of a run's first three "
-            "failures, and with shards that of each shard's first"
-        )
-    return meta.sandbox_id
 
 
 async def _resolve_provider(options: Options) -> SandboxProvider:

@@ -11,6 +11,7 @@ import shutil
 import signal
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -241,6 +242,12 @@ def no_folder_left() -> Iterator[None]:
     for path in left:
         shutil.rmtree(path, ignore_errors=True)
     assert not left, f"left behind: {sorted(path.name for path in left)}"
+
+
+@pytest.fixture
+def as_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set the environment in which a worker starts a flow run; it allows nothing."""
+    monkeypatch.setenv("PREFECT__FLOW_RUN_ID", str(uuid.uuid4()))
 
 
 @pytest.fixture

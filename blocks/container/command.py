@@ -4,9 +4,9 @@ import os
 import re
 import resource
 from collections.abc import Mapping, Sequence
-from pathlib import PurePosixPath
 
 from ...sandbox.errors import ConfigurationError
+from ..settings import START_ENVIRONMENT
 from .engine import Engine
 from .settings import ContainerSettings
 
@@ -16,7 +16,6 @@ FIRST_UID = 0x5B000000  # first of the user ids for code if the host is root, fa
 NOBODY = 65534  # the user id for rootless Docker, whose root is an unprivileged user of this machine
 # Directories that a container needs itself.
 SYSTEM_DIRECTORIES = ("/bin", "/dev", "/etc", "/lib", "/lib64", "/proc", "/run", "/sbin", "/sys", "/usr", "/tmp")
-START_ENVIRONMENT = {"LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}  # variables that Python reads at its start
 PROXY_VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "NO_PROXY", "ALL_PROXY")
 
 
@@ -115,13 +114,3 @@ def _build_user(engine: Engine, gid: int | None) -> list[str]:
         return ["--user", f"{os.geteuid()}:{os.getegid()}"]
     uid = FIRST_UID + int.from_bytes(os.urandom(3), "big")
     return ["--user", f"{uid}:{uid if gid is None else gid}"]
-
-
-def resolve_mount_point(path: str) -> str:
-    """Return the path of a volume in the container. Raise ConfigurationError if no mount is possible there."""
-    mount = PurePosixPath(os.path.normpath("/" + path.lstrip("/")))
-    if str(mount) == "/" or any(mount.is_relative_to(other) for other in SYSTEM_DIRECTORIES):
-        raise ConfigurationError(
-            f"`volume_mount_path` is {path!r}, which a container needs itself: use another path, such as /data"
-        )
-    return str(mount)

@@ -11,11 +11,11 @@ from ...sandbox.driver_settings import KEEP_SECONDS, DriverSettings
 from ...sandbox.errors import ConfigurationError
 from ..host_files.cache import check_out_repository
 from ..host_files.files import HostFiles
-from ..host_files.mounts import HostMount
+from ..host_files.mounts import HostMount, resolve_volume_mount
 from ..host_files.source_tree import check_open_to_others
 from ..storage.local_volume import UMASK, find_volume
 from ..worker_consent import check_network, check_runtime
-from .command import START_ENVIRONMENT, build_bind, build_run_command, resolve_mount_point
+from .command import SYSTEM_DIRECTORIES, build_bind, build_run_command
 from .deletion import make_name
 from .engine import Engine
 from .handle import ContainerHandle
@@ -43,7 +43,7 @@ async def create_container(
     """
     check_consent(settings)
     check_mounts(files.mounts, engine)
-    volume, gid = None, None
+    volume, volume_mount, gid = None, None, None
     binds = {mount.target: build_bind(str(mount.source), mount.target) for mount in files.mounts}
     if settings.volume_name is not None:
         volume = find_volume(settings.volume_root, settings.volume_name)
@@ -52,8 +52,8 @@ async def create_container(
                 "volumes do not work with a rootless Docker, whose code runs as another user: use "
                 "Podman, or Docker with root's rights"
             )
-        target = resolve_mount_point(settings.volume_mount_path)
-        binds[target] = build_bind(os.path.realpath(volume.path), target, is_writable=True)
+        volume_mount = resolve_volume_mount(settings.volume_mount_path, SYSTEM_DIRECTORIES)
+        binds[volume_mount] = build_bind(os.path.realpath(volume.path), volume_mount, is_writable=True)
     ready = await ensure_ready(settings, engine, labels)
     repository = None
     if settings.repo_url is not None:
@@ -74,12 +74,10 @@ async def create_container(
         binds=binds,
         gid=gid,
     )
-    own_environment = {"HOME": CWD, "USER": "sandbox", "LOGNAME": "sandbox", "TMPDIR": "/tmp", **START_ENVIRONMENT}
-    variables = {variable: value.get_secret_value() for variable, value in settings.environment.items()}
     driver_settings = DriverSettings(
         cwd=CWD,
-        volume=None if volume is None else resolve_mount_point(settings.volume_mount_path),
-        environment={**own_environment, **variables},
+        volume=volume_mount,
+        environment=settings.build_host_environment(CWD, "/tmp"),
         python_path=files.list_uploaded_directories(),
         executable=files.find_uploaded_python(),
         lifetime=settings.lifetime,

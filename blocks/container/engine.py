@@ -42,13 +42,8 @@ class Engine:
                 f"`{self.name} {words[0]}` did not end within {timeout:g} s: check the engine with `{self.name} info`"
             ) from None
 
-    def describe(self) -> str:
-        """Describe the engine in a line: version, privileges, runtime and cgroups."""
-        rights = "rootless" if self.is_rootless else "with root's rights"
-        return f"{self.name} {self.version} ({rights}, {self.runtime}, cgroup v{self.cgroup_version})"
 
-
-_engines: dict[tuple[str, ...], Engine] = {}  # engines that have answered this process
+_engines: dict[str, Engine] = {}  # engines that have answered this process, by their programs
 
 
 async def find_engine(name: Literal["auto", "podman", "docker"]) -> Engine:
@@ -77,16 +72,15 @@ async def _ask_engine(name: str) -> Engine:
     program = shutil.which(name)
     if program is None:
         raise FileNotFoundError("it is not on the PATH")
-    key = (program, *(os.environ.get(variable, "") for variable in ("DOCKER_HOST", "CONTAINER_HOST", "DOCKER_CONTEXT")))
-    if key not in _engines:
+    if program not in _engines:
         try:
             done = await run_command(program, "info", "--format", "{{json .}}", timeout=ANSWER_SECONDS)
         except TimeoutError:
             raise TimeoutError(f"it did not answer within {ANSWER_SECONDS:g} s") from None
         if not done.stdout.strip().startswith("{"):
             raise ValueError(get_last_line(done.stderr) or f"its server does not answer (status {done.returncode})")
-        _engines[key] = _read_info(program, json.loads(done.stdout))
-    return _engines[key]
+        _engines[program] = _read_info(program, json.loads(done.stdout))
+    return _engines[program]
 
 
 def _read_info(program: str, info: dict[str, Any]) -> Engine:

@@ -34,11 +34,13 @@ class ContainerProvider(ContainerSettings, SandboxProvider):
         check_consent(self)
         engine = await find_engine(self.engine)
         check_mounts(self._files.mounts, engine)
+        rights = "rootless" if engine.is_rootless else "with root's rights"
+        text = f"{engine.name} {engine.version} ({rights}, {engine.runtime}, cgroup v{engine.cgroup_version})"
         if not await find_image(engine, self.image):
-            return f"{engine.describe()}; the image {self.image} is pulled when the first sandbox is opened"
+            return f"{text}; the image {self.image} is pulled when the first sandbox is opened"
         ready = await ensure_ready(self, engine, self.labels(""))
         return (
-            f"{engine.describe()}; {ready.image} with Python {ready.python} ({', '.join(ready.layers)}); for a sandbox "
+            f"{text}; {ready.image} with Python {ready.python} ({', '.join(ready.layers)}); for a sandbox "
             f"as a whole: {', '.join(ready.limits)}"
         )
 
@@ -55,7 +57,7 @@ class ContainerProvider(ContainerSettings, SandboxProvider):
     async def open_terminal(self, sandbox_id: str) -> int:
         """Open a shell with the engine's `exec`. Raise RlmBatchError."""
         # The client takes the values from its own environment, so that no command line has them.
-        values = {name: secret.get_secret_value() for name, secret in self.environment.items()}
+        values = self.reveal_environment()
         options = [word for variable in (f"HOME={CWD}", "TERM", *values) for word in ("--env", variable)]
         for engine in await list_engines(self.engine):
             container = await find_container(engine, sandbox_id)

@@ -1,11 +1,11 @@
 """The settings of containers, as a pydantic model for both Prefect blocks and scripts."""
 
 import re
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
-from ..settings import MAX_MIB, SandboxSettings, SetupSettings, check_wheel_requirements
+from ..settings import MAX_MIB, SandboxSettings, SetupSettings, VolumeRoot
 
 DEFAULT_IMAGE = "docker.io/library/python:3.12-slim"
 REFERENCE = re.compile(
@@ -23,6 +23,7 @@ class ContainerSettings(SetupSettings):
     """The engine, the image, and the limits of a sandbox as a whole."""
 
     block_only: ClassVar[tuple[str, ...]] = (*SandboxSettings.block_only, "engine", "runtime")
+    takes_wheels_only: ClassVar[bool] = True
 
     engine: Literal["auto", "podman", "docker"] = Field(
         default="auto",
@@ -65,6 +66,7 @@ class ContainerSettings(SetupSettings):
     disk_mib: int | None = Field(
         default=None,
         ge=1,
+        le=MAX_MIB,
         title="Disk",
         description="MiB of all files in the sandbox. The default is half of its memory, which holds the files. A "
         "cloned repository counts.",
@@ -74,12 +76,7 @@ class ContainerSettings(SetupSettings):
         title="Network",
         description="Give code the engine's default network. A deployment's run needs its worker's consent.",
     )
-    volume_root: str | None = Field(
-        default=None,
-        title="Volumes",
-        description="Directory of volumes. By default it is RLM_BATCH_VOLUMES, or one below the user's data "
-        "directory. Local sandboxes use the same volumes.",
-    )
+    volume_root: VolumeRoot = None
 
     @field_validator("image")
     @classmethod
@@ -90,21 +87,6 @@ class ContainerSettings(SetupSettings):
                 f"{image!r} is not the name of an image: use one such as docker.io/library/python:3.13-slim"
             )
         return image
-
-    @field_validator("packages")
-    @classmethod
-    def _check_wheels(cls, packages: list[str]) -> list[str]:
-        check_wheel_requirements(packages)
-        return packages
-
-    @model_validator(mode="after")
-    def _check_disk(self) -> Self:
-        if self.disk_mib is not None and self.disk_mib > self.memory_mib * 3 // 4:
-            raise ValueError(
-                f"disk_mib is {self.disk_mib} and memory_mib {self.memory_mib}, and a container's files "
-                "may take three quarters of its memory: raise memory_mib, or put data on a volume"
-            )
-        return self
 
     @property
     def disk_limit_mib(self) -> int:

@@ -18,6 +18,7 @@ from ...sandbox.errors import ConfigurationError
 from ...sandbox.file_lock import try_lock
 from ..git import run_git
 from ..storage.location import locate_local
+from ..subprocess_runner import run_command
 from ..worker_consent import check_repository
 from .python_path import PythonPath
 
@@ -63,6 +64,7 @@ async def keep_modules(modules: PythonPath) -> str:
 
     async def write(folder: Path) -> None:
         await asyncio.to_thread(modules.write, folder)
+        await run_command("chmod", "-R", "a+rX", str(folder))  # for code that runs as another user
 
     return str(await make_once(resolve_cache_root() / "python-path" / modules.digest[:24], write))
 

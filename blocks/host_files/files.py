@@ -73,8 +73,10 @@ def _build_archive(files: HostFiles) -> bytes:
         for path, data in ({} if files.python_path is None else files.python_path.files).items():
             file.writestr(f"{UPLOADED_PYTHON_PATH[1:]}/{path}", data)
         for mount in files.mounts:
-            for path, data in mount.list_uploaded_files():
-                file.writestr(path[1:], data)
+            if mount.files is not None and mount.is_directory:
+                file.writestr(f"{mount.target[1:]}/", b"")
+            for path, data in (mount.files or {}).items():  # The path of a mounted file is empty.
+                file.writestr(f"{mount.target[1:]}/{path}" if path else mount.target[1:], data)
     return archive.getvalue()
 
 

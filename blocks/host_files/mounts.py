@@ -9,7 +9,7 @@ import hashlib
 import os
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -48,13 +48,6 @@ class HostMount:
     other_file_system: str = ""
     files: dict[str, bytes] | None = None
 
-    def list_uploaded_files(self) -> Iterator[tuple[str, bytes]]:
-        """Yield the files to upload as a path in a sandbox and bytes. A directory's path ends with a slash."""
-        if self.files is not None and self.is_directory:
-            yield f"{self.target}/", b""
-        for path, data in (self.files or {}).items():
-            yield (f"{self.target}/{path}" if path else self.target), data
-
     def check_source(self) -> None:
         """Raise ConfigurationError if the source is missing or was replaced since it was read."""
         try:
@@ -92,6 +85,19 @@ def overlaps(path: str, other: str) -> bool:
     """Return whether two absolute paths are equal, or one contains the other."""
     one, two = PurePosixPath(path), PurePosixPath(other)
     return one.is_relative_to(two) or two.is_relative_to(one)
+
+
+def resolve_volume_mount(path: str, reserved: Iterable[str], not_above: Iterable[str] = ()) -> str:
+    """Return a volume's path in a sandbox. Raises ConfigurationError if it overlaps a directory of `reserved`.
+
+    It may also not be, or contain, a directory of `not_above`.
+    """
+    mount = os.path.normpath("/" + path.lstrip("/"))
+    if any(overlaps(mount, other) for other in reserved) or any(Path(own).is_relative_to(mount) for own in not_above):
+        raise ConfigurationError(
+            f"`volume_mount_path` is {path!r}, which a sandbox needs itself: use another path, such as /data"
+        )
+    return mount
 
 
 def read_mounts(mounts: Mapping[str, Any], *, is_uploaded: bool) -> tuple[HostMount, ...]:
@@ -165,9 +171,7 @@ def _check_target(text: object) -> str:
     if not isinstance(text, str) or not text.startswith("/") or ".." in text.split("/") or not text.isprintable():
         raise ConfigurationError(f"mounts: {text!r} is not an absolute path in a sandbox: use one such as /data/set")
     target = os.path.normpath("/" + text.lstrip("/"))
-    path = PurePosixPath(target)
-    is_above = any(PurePosixPath(other).is_relative_to(path) for other in RESERVED)
-    if is_above or any(path.is_relative_to(other) for other in RESERVED):
+    if any(overlaps(target, other) for other in RESERVED):
         raise ConfigurationError(f"mounts: {text} is used by the sandbox itself: use another path, such as /data/set")
     return target
 

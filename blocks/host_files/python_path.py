@@ -15,8 +15,8 @@ from pathlib import Path
 from ...sandbox.errors import ConfigurationError
 from .source_tree import ReadBudget, locate_source, open_source
 
-# Names to skip. Names with a leading dot are skipped too: they are not modules and may hold secrets (.env, .git).
-LEFT_OUT = ("__pycache__", "node_modules", "venv")
+# Names to skip. Those with a leading dot are not modules and may hold secrets (.env, .git).
+LEFT_OUT = (".*", "*.pyc", "__pycache__", "node_modules", "venv")
 
 
 @dataclass(frozen=True)
@@ -37,16 +37,13 @@ class PythonPath:
         return [f"{root}/{number}" for number in range(self.count)]
 
     def write(self, folder: Path) -> None:
-        """Write the files below a new folder, readable by every user. Raises OSError."""
+        """Write the files below a new folder. Raises OSError."""
         for directory in self.list_directories(str(folder)):
-            _make_directory(directory)
+            os.mkdir(directory)
         for path, data in self.files.items():
-            names = path.split("/")
-            for depth in range(2, len(names)):
-                _make_directory(os.path.join(folder, *names[:depth]))
             file = folder / path
+            file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(data)
-            file.chmod(0o644)
 
 
 def locate_directories(paths: Sequence[str]) -> list[Path]:
@@ -67,17 +64,8 @@ def read_python_path(paths: Sequence[str]) -> PythonPath:
     for number, (text, root) in enumerate(zip(paths, locate_directories(paths), strict=True)):
         try:
             with open_source(root) as directory:
-                found = budget.read_files(directory, root, _is_left_out)
+                found = budget.read_files(directory, root, LEFT_OUT)
         except OSError as error:
             raise ConfigurationError(f"python_path: {text} cannot be read: {error.strerror or error}") from None
         files |= {f"{number}/{path}": data for path, data in found.items()}
     return PythonPath(len(paths), files)
-
-
-def _is_left_out(name: str) -> bool:
-    return name.startswith(".") or name in LEFT_OUT or name.endswith(".pyc")
-
-
-def _make_directory(path: str) -> None:
-    os.makedirs(path, exist_ok=True)
-    os.chmod(path, 0o755)

@@ -2,8 +2,9 @@
 
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NoReturn
 
@@ -72,19 +73,20 @@ class ReadBudget:
                 "put data on a volume"
             )
 
-    def read_files(
-        self, directory: int, source: Path, is_left_out: Callable[[str], bool] = lambda name: False
-    ) -> dict[str, bytes]:
-        """Return the regular files below an open directory by path, without names for which `is_left_out` is True.
+    def read_files(self, directory: int, source: Path, left_out: tuple[str, ...] = ()) -> dict[str, bytes]:
+        """Return the regular files below an open directory by path, without names that match a pattern of `left_out`.
 
         Links, pipes and devices are skipped. Raises ConfigurationError, OSError.
         """
         files: dict[str, bytes] = {}
         for folder, folders, names, at in os.fwalk(".", dir_fd=directory, onerror=raise_error):
-            folders[:] = sorted(name for name in folders if not is_left_out(name))
-            for name in sorted(names):
+            folders[:], names = (
+                sorted(name for name in listed if not any(fnmatchcase(name, pattern) for pattern in left_out))
+                for listed in (folders, names)
+            )
+            for name in names:
                 path, status = os.path.normpath(f"{folder}/{name}"), os.stat(name, dir_fd=at, follow_symlinks=False)
-                if not stat.S_ISREG(status.st_mode) or is_left_out(name):
+                if not stat.S_ISREG(status.st_mode):
                     continue
                 self.spend(source, status.st_size)
                 with open(os.open(name, OPEN_FLAGS, dir_fd=at), "rb") as file:

@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from ...sandbox.errors import ConfigurationError
 from .settings import LocalSettings
@@ -17,8 +18,7 @@ ROUND_SECONDS = 0.01
 MIB = 1024 * 1024
 
 
-@dataclass(frozen=True)
-class Parent:
+class Parent(NamedTuple):
     """A group below which this process may create groups, and the controllers that can limit those."""
 
     path: Path
@@ -26,8 +26,9 @@ class Parent:
 
 
 @cache
-def find_parent(top: Path = Path("/sys/fs/cgroup")) -> Parent:
-    """Return the nearest group below which this process can limit groups: its own, or one above; else `top`."""
+def find_parent() -> Parent:
+    """Return the nearest group below which this process can limit groups: its own, or one above; else the topmost."""
+    top = Path("/sys/fs/cgroup")
     lines = Path("/proc/self/cgroup").read_text().splitlines()
     own = next((top / line.removeprefix("0::/") for line in lines if line.startswith("0::/")), None)
     # `SandboxGroup.add` needs this file.

@@ -28,13 +28,13 @@ from .launch.bubblewrap import (
     Mount,
     resolve_mount_point,
 )
-from .launch.driver_process import START_ENVIRONMENT, find_python
+from .launch.driver_process import find_python
 from .launch.launcher import Launch
 from .settings import LocalSettings
 from .watcher import WatchedSandbox
 
 COPIED_MODULES = "python-path"  # directory in a sandbox's folder
-USER_NAME = "sandbox"  # name of the user that runs the code
+CODE_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,7 @@ def create_sandbox(
     try:
         uid = _make_folder(folder, has_own_user=has_own_user)
         if libraries.copied_modules is not None and kept is None:
+            (folder / COPIED_MODULES).mkdir()
             libraries.copied_modules.write(folder / COPIED_MODULES)
         if not is_bubblewrap:
             write_python_directory(f"{folder}/python", **python_directory)
@@ -125,7 +126,7 @@ def create_sandbox(
     driver_settings = DriverSettings(
         cwd=own[0],
         volume=next((mount.target for mount in volumes), None),
-        environment=_build_environment(settings, *own[:2]),
+        environment={"PATH": CODE_PATH, **settings.build_host_environment(*own[:2])},
         temporary=[own[1], "/dev/shm"] if is_bubblewrap else [own[1]],
         path=packages,
         python_path=modules,
@@ -167,18 +168,6 @@ def _make_folder(folder: Path, *, has_own_user: bool) -> int | None:
         os.chown(folder, 0, uid)
         folder.chmod(0o710)
     return uid
-
-
-def _build_environment(settings: LocalSettings, work: str, tmp: str) -> dict[str, str]:
-    return {
-        **START_ENVIRONMENT,
-        "PATH": "/usr/local/bin:/usr/bin:/bin",
-        "HOME": work,
-        "USER": USER_NAME,
-        "LOGNAME": USER_NAME,
-        "TMPDIR": tmp,
-        **{name: value.get_secret_value() for name, value in settings.environment.items()},
-    }
 
 
 def _mount_all(directories: Sequence[Path], target: str) -> list[Mount]:

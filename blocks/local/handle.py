@@ -21,8 +21,8 @@ from ..subprocess_runner import run_command
 from .cgroup import SandboxGroup, remove_group, try_remove_group
 from .channel import LocalChannel
 from .deletion import END_GRACE_SECONDS, kill_processes, remove_empty_folder, remove_folder
+from .inventory import leave_folder
 from .isolation import IsolationLevel
-from .keeper import leave_folder
 from .launch.driver_process import DriverProcess
 from .launch.launcher import Launch
 from .watcher import WatchedSandbox, start_watcher

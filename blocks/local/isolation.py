@@ -12,13 +12,15 @@ from typing import Any, Literal
 
 from ...sandbox.confinement import policy as confinement_policy
 from ...sandbox.errors import ConfigurationError
-from ..host_files.mounts import HostMount, overlaps
+from ..host_files.mounts import HostMount
 from .settings import LocalSettings
 
 IsolationLevel = Literal["bubblewrap", "landlock", "none"]
 
-INSTALL_HINT = "install bubblewrap (apt install bubblewrap, dnf install bubblewrap)"
-NONE_HINT = "To run the code without any isolation, use the provider local:none"
+LIMITS = (
+    "memory_mib", "file_size_mib", "open_files", "cpu_seconds", "processes", "total_memory_mib", "total_processes",
+    "disk_mib",
+)  # fmt: skip
 
 find_landlock_abi = cache(confinement_policy.probe_landlock_abi)
 
@@ -43,17 +45,10 @@ def list_layers(level: IsolationLevel) -> tuple[str, ...]:
 
 def list_limits(settings: LocalSettings, level: IsolationLevel) -> dict[str, int]:
     """Return the options that limit code on a level, with their values."""
-    limits = {"memory_mib": settings.memory_mib, "file_size_mib": settings.file_size_mib}
-    limits["open_files"] = settings.open_files
-    if settings.cpu_seconds is not None:
-        limits["cpu_seconds"] = settings.cpu_seconds
-    if level != "none":
-        has_fewer = settings.total_processes is not None and settings.total_processes < settings.processes
-        option = "total_processes" if has_fewer else "processes"
-        limits[option] = getattr(settings, option)
-    for option in ("total_memory_mib", "total_processes", "disk_mib"):
-        if (value := getattr(settings, option)) is not None:
-            limits.setdefault(option, value)
+    values = {option: getattr(settings, option) for option in LIMITS}
+    limits = {option: value for option, value in values.items() if value is not None}
+    if level == "none" or limits.get("total_processes", settings.processes) < settings.processes:
+        del limits["processes"]
     return limits
 
 
@@ -107,7 +102,8 @@ def build_confinement(
         parents = {os.path.dirname(path) for path in (*writable, *readable, *(mount.target for mount in mounts))}
         parents.remove(os.path.dirname(writable[0]))  # The sandbox's own folder is open to the code's user.
         passages = [*find_python_prefixes(), tempfile.gettempdir(), *parents]
-        rules["search"] = any(_is_closed_to_others(path) for path in passages)
+        directories = {str(above) for path in passages for above in (Path(path), *Path(path).parents)}
+        rules["search"] = any(not os.stat(directory).st_mode & 0o001 for directory in directories)
     return rules
 
 
@@ -120,11 +116,6 @@ def check_mount_places(mounts: Sequence[HostMount], level: IsolationLevel) -> No
                 f"mounts: with isolation {level}, code sees this machine's own paths, so {source!r} "
                 f"cannot be at {mount.target}: mount it at {source!r}, or use isolation bubblewrap"
             )
-        for prefix in find_python_prefixes():
-            if level == "bubblewrap" and overlaps(mount.target, prefix):
-                raise ConfigurationError(
-                    f"mounts: {mount.target} contains Python's files ({prefix}): use another path, such as /data/set"
-                )
 
 
 @cache
@@ -137,11 +128,6 @@ def _build_syscall_filter(policy: confinement_policy.Policy, machine: str) -> st
 def _list_readable_paths() -> tuple[str, ...]:
     paths = [*confinement_policy.SYSTEM, *confinement_policy.ETC, *confinement_policy.KERNEL, *find_python_prefixes()]
     return tuple(path for path in paths if os.path.exists(path))
-
-
-def _is_closed_to_others(path: str) -> bool:
-    """Return whether the mode of a directory or of one of its parents keeps other users out."""
-    return any(not os.stat(parent).st_mode & 0o001 for parent in (path, *map(str, Path(path).parents)))
 
 
 def _count_user_tasks() -> int:

@@ -14,7 +14,7 @@ from .creation import create_sandbox
 from .deletion import remove_folder
 from .handle import LocalSandboxHandle
 from .inventory import pick_folder
-from .isolation import INSTALL_HINT, NONE_HINT, IsolationLevel
+from .isolation import IsolationLevel
 from .launch.driver_process import is_shortage
 from .settings import LocalSettings
 
@@ -26,6 +26,8 @@ except OSError:
     seen = False
 SUBMIT(seen=seen)
 """
+INSTALL_HINT = "install bubblewrap (apt install bubblewrap, dnf install bubblewrap)"
+NONE_HINT = "To run the code without any isolation, use the provider local:none"
 NAMESPACE_HINT = (
     "If namespaces are forbidden here, allow them: on Ubuntu 24.04 load the AppArmor profile for bwrap (sudo apt "
     "install apparmor-profiles; sudo apparmor_parser -r /usr/share/apparmor/extra-profiles/bwrap-userns-restrict); "
@@ -62,22 +64,19 @@ async def resolve_level(isolation: IsolationLevel | Literal["auto"]) -> Isolatio
 async def probe_level(level: IsolationLevel) -> str:
     """Return why a level does not work here, empty if it does. The test runs code under it, once per process."""
     if level not in _reasons:
-        # A failed test is repeated, because its sandbox may have been killed, for example for lack of memory.
-        _reasons[level] = _find_missing_support(level) or (await try_level(level) and await try_level(level))
+        if sys.platform != "linux":
+            reason = f"local isolation needs Linux (or WSL2), and this is {sys.platform}"
+        elif confinement_policy.find_architecture() is None:
+            reason = f"isolation needs x86_64 or aarch64, and this machine is {os.uname().machine}"
+        elif level == "bubblewrap" and shutil.which("bwrap") is None:
+            reason = f"bwrap is not on the PATH: {INSTALL_HINT}"
+        elif level == "landlock" and not isolation.find_landlock_abi():
+            reason = "this kernel has no Landlock: use Linux 5.13 or newer, and do not switch it off (lsm=)"
+        else:
+            # A failed test is repeated, because its sandbox may have been killed, for example for lack of memory.
+            reason = await try_level(level) and await try_level(level)
+        _reasons[level] = reason
     return _reasons[level]
-
-
-def _find_missing_support(level: IsolationLevel) -> str:
-    """Return what this machine lacks for a level, as far as this is clear without a test; empty if nothing."""
-    if sys.platform != "linux":
-        return f"local isolation needs Linux (or WSL2), and this is {sys.platform}"
-    if confinement_policy.find_architecture() is None:
-        return f"isolation needs x86_64 or aarch64, and this machine is {os.uname().machine}"
-    if level == "bubblewrap" and shutil.which("bwrap") is None:
-        return f"bwrap is not on the PATH: {INSTALL_HINT}"
-    if level == "landlock" and not isolation.find_landlock_abi():
-        return "this kernel has no Landlock: use Linux 5.13 or newer, and do not switch it off (lsm=)"
-    return ""
 
 
 async def try_level(level: IsolationLevel) -> str:
@@ -107,8 +106,7 @@ async def try_level(level: IsolationLevel) -> str:
     except RlmBatchError as error:
         if is_shortage(error):
             raise SandboxStartError(f"isolation {level!r} could not be tested: {error.summary}") from error
-        summary, is_cut, _ = error.summary.partition("Traceback (most recent call last):")
-        failure = summary + str(error).strip().splitlines()[-1] if is_cut else summary
+        failure = str(error).strip().splitlines()[-1]  # A Python that cannot start prints a traceback.
         return f"its first sandbox failed: {failure}" + (f". {NAMESPACE_HINT}" if level == "bubblewrap" else "")
     finally:
         await interpreter.shutdown()

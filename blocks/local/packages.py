@@ -15,7 +15,6 @@ import os
 import platform
 import re
 import shutil
-import stat
 import sys
 import sysconfig
 from functools import cache
@@ -102,23 +101,12 @@ async def install_packages(requirements: list[str]) -> Path:
                 "the packages could not be installed. Local sandboxes install only wheels, because building a package "
                 f"would run its code on this machine:\n{last_lines}"
             )
-        await asyncio.to_thread(_make_readable, folder)
+        await run_command("chmod", "-R", "a+rX", str(folder))  # for code that runs as another user
         await asyncio.to_thread(write_scripts, folder / "bin", folder / SCRIPTS)
 
     parts = [sys.version, platform.machine(), SCRIPTS, find_python(), *PIP_VARIABLES, *sorted(requirements)]
     name = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
     return await make_once(resolve_cache_root() / "packages" / name, install)
-
-
-def _make_readable(folder: Path) -> None:
-    """Let code that runs as another user read the files and enter the directories."""
-    for directory, _, names in os.walk(folder):
-        os.chmod(directory, 0o755)
-        for name in names:
-            path = os.path.join(directory, name)
-            mode = os.lstat(path).st_mode
-            if stat.S_ISREG(mode):
-                os.chmod(path, stat.S_IMODE(mode) | (0o555 if mode & stat.S_IXUSR else 0o444))
 
 
 def find_environment_packages() -> list[Path]:

@@ -2,9 +2,9 @@
 
 from typing import ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from ..settings import ENVIRONMENT, MAX_MIB, SandboxSettings, check_wheel_requirements
+from ..settings import ENVIRONMENT, MAX_MIB, SandboxSettings, VolumeRoot
 
 
 class LocalSettings(SandboxSettings):
@@ -13,6 +13,7 @@ class LocalSettings(SandboxSettings):
     # A run names its isolation in its provider ("local:none").
     block_only: ClassVar[tuple[str, ...]] = (*SandboxSettings.block_only, "isolation")
     takes_environment: ClassVar[bool] = True
+    takes_wheels_only: ClassVar[bool] = True
 
     isolation: Literal["auto", "bubblewrap", "landlock", "none"] = Field(
         default="auto",
@@ -80,19 +81,9 @@ class LocalSettings(SandboxSettings):
         description="Processors to use, such as 0.5. By default there is no limit. The limit is for the whole sandbox "
         "and needs control groups of version 2 that this user may change.",
     )
-    volume_root: str | None = Field(
-        default=None,
-        title="Volumes",
-        description="Directory of volumes. By default it is RLM_BATCH_VOLUMES, or one below the user's data directory.",
-    )
+    volume_root: VolumeRoot = None
 
     @property
     def has_environment_packages(self) -> bool:
         """Return whether sandboxes use the running environment's packages instead of installed ones."""
         return self.packages == [ENVIRONMENT]
-
-    @field_validator("packages")
-    @classmethod
-    def _check_wheels(cls, packages: list[str]) -> list[str]:
-        check_wheel_requirements(packages)
-        return packages

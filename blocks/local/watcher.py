@@ -45,18 +45,17 @@ class WatchedSandbox:
         executions = [_list_tree(pid, children) for parent in supervisors for pid in children.get(parent, [])]
         everything = _list_tree(self.pid, children)
         of_code = [pid for tree in executions for pid in tree]  # RLIMIT_NPROC applies only to these.
-        for option, pids in (("total_processes", everything), ("processes", of_code)):
-            threads = {pid: len(_list_threads(pid)) for pid in pids if option in self.limits}
-            self._check_option(option, threads, executions)
-        if "total_memory_mib" in self.limits:
-            self._check_option("total_memory_mib", _measure_memory(everything), executions)
-
-    def _check_option(self, option: str, shares: dict[int, int], executions: list[list[int]]) -> None:
-        if executions and sum(shares.values()) > self.limits.get(option, 1 << 62):
-            self._exceeded = option
-            largest = max(executions, key=lambda tree: sum(shares.get(pid, 0) for pid in tree))
-            with suppress(OSError):
-                os.kill(largest[0], signal.SIGKILL)  # The supervisor ends the process's children.
+        for option, limit in self.limits.items():
+            if option == "total_memory_mib":
+                shares = _measure_memory(everything)
+            else:
+                pids = everything if option == "total_processes" else of_code
+                shares = {pid: len(_list_threads(pid)) for pid in pids}
+            if executions and sum(shares.values()) > limit:
+                self._exceeded = option
+                largest = max(executions, key=lambda tree: sum(shares.get(pid, 0) for pid in tree))
+                with suppress(OSError):
+                    os.kill(largest[0], signal.SIGKILL)  # The supervisor ends the process's children.
 
 
 def _list_tree(pid: int, children: dict[int, list[int]]) -> list[int]:

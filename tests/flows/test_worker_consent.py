@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import subprocess
 import sys
 import sysconfig
 import uuid
@@ -33,6 +32,7 @@ from rlm_batch.tasks.execution import Execution
 from rlm_batch.tasks.ledger.result_index import get_results_root
 
 from ..infra.deployed import Deployed
+from ..infra.git import commit_all
 from ..infra.logged_process import run_logged_process
 from ..infra.planning import plan_batch, plan_points, plan_steps
 from ..infra.waiting import wait_until_async
@@ -66,12 +66,6 @@ READERS: dict[str, Callable[[str], Any]] = {
 
 
 @pytest.fixture
-def as_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set the environment in which a worker starts a flow run; it allows nothing."""
-    monkeypatch.setenv("PREFECT__FLOW_RUN_ID", str(uuid.uuid4()))
-
-
-@pytest.fixture
 def outside(tmp_path: Path) -> Path:
     """Return a file of the host that every parameter could read."""
     path = tmp_path / "outside" / "file.jsonl"
@@ -84,9 +78,8 @@ def outside(tmp_path: Path) -> Path:
 def repository(tmp_path: Path) -> Path:
     """Return a repository with one commit."""
     folder = tmp_path / "repository"
-    subprocess.run(["git", "init", "--quiet", str(folder)], check=True)
-    git = ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@example.org"]
-    subprocess.run([*git, "commit", "--quiet", "--allow-empty", "-m", "first"], check=True)
+    folder.mkdir()
+    commit_all(folder)
     return folder
 
 

@@ -10,12 +10,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 HANDED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 POLL_INTERVAL = 0.2  # seconds between checks of the parent
+START_SECONDS = 300.0  # for a server on a busy machine
 GRACE = 0.5  # seconds from the signal to SIGKILL after the parent's end
 
 
@@ -42,6 +43,20 @@ def start_bound_process(
     ids = [os.getuid() if user is None else user, os.getgid() if group is None else group]
     between = [sys.executable, "-I", "-S", __file__, *map(str, (os.getpid(), int(end_signal), *ids))]
     return subprocess.Popen([*between, *map(str, command)], start_new_session=True, **options)
+
+
+def start_server_process(
+    command: Sequence[str | Path], log: Path, is_ready: Callable[[], bool], **options: Any
+) -> subprocess.Popen[Any]:
+    """Start a bound process whose output goes to a log, and wait until it is ready. Raises RuntimeError."""
+    with log.open("ab") as file:
+        process = start_bound_process(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, **options)
+    until = time.monotonic() + START_SECONDS
+    while not is_ready():
+        if time.monotonic() > until or process.poll() is not None:
+            raise RuntimeError(f"{command[0]} did not start: {log.read_text()[-3000:]}")
+        time.sleep(0.05)
+    return process
 
 
 def main() -> int:

@@ -4,18 +4,15 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
 import httpx
 
-from .bound_process import start_bound_process
+from .bound_process import start_server_process
 from .logged_process import choose_port
 from .prefect_database import make_prefect_home
-
-START_SECONDS = 300.0
 
 
 class OrdinaryServer:
@@ -40,17 +37,13 @@ class OrdinaryServer:
     def start(self) -> None:
         """Start the server, and wait until it answers."""
         command = [sys.executable, "-m", "prefect", "server", "start", "--port", str(self._port)]
-        with (self._home / "ordinary.log").open("ab") as log:
-            self._process = start_bound_process(
-                command, env=self._environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
-        until = time.monotonic() + START_SECONDS
-        while time.monotonic() < until and self._process.poll() is None:
-            with suppress(httpx.HTTPError):
-                if httpx.get(f"{self.url}/health", timeout=5, verify=False).status_code == 200:
-                    return
-            time.sleep(0.1)
-        raise RuntimeError(f"the server did not start: {(self._home / 'ordinary.log').read_text()[-3000:]}")
+        log = self._home / "ordinary.log"
+        self._process = start_server_process(command, log, self._answers, env=self._environment)
+
+    def _answers(self) -> bool:
+        with suppress(httpx.HTTPError):
+            return httpx.get(f"{self.url}/health", timeout=5, verify=False).status_code == 200
+        return False
 
     def kill(self) -> None:
         """Kill the server's processes with SIGKILL."""

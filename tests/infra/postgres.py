@@ -6,11 +6,10 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 from pathlib import Path
 from typing import Self
 
-from .bound_process import start_bound_process
+from .bound_process import start_server_process
 from .logged_process import choose_port
 
 END_SIGNAL = signal.SIGQUIT  # immediate shutdown despite open connections; it frees the shared memory
@@ -72,22 +71,10 @@ class Postgres:
         settings = {"listen_addresses": "127.0.0.1", "unix_socket_directories": "", "fsync": "off"}
         options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
         command = [self._programs / "postgres", "-D", self._folder / "data", "-p", str(self._port), *options]
-        with (self._folder / "log").open("ab") as log:
-            self._process = start_bound_process(
-                command,
-                end_signal=END_SIGNAL,
-                user=self._user.pw_uid,
-                group=self._user.pw_gid,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd="/",
-            )
-        until = time.monotonic() + 60
-        while not self._is_ready():
-            if time.monotonic() > until or self._process.poll() is not None:
-                raise RuntimeError(f"postgres did not start: {(self._folder / 'log').read_text()}")
-            time.sleep(0.05)
+        who = {"user": self._user.pw_uid, "group": self._user.pw_gid}
+        self._process = start_server_process(
+            command, self._folder / "log", self._is_ready, end_signal=END_SIGNAL, cwd="/", **who
+        )
 
     def _is_ready(self) -> bool:
         """Return whether the server accepts connections; the last line of its pid file says so."""

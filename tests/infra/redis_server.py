@@ -2,13 +2,11 @@
 
 import shutil
 import socket
-import subprocess
 import tempfile
-import time
 from pathlib import Path
 from typing import Self
 
-from .bound_process import start_bound_process
+from .bound_process import start_server_process
 from .logged_process import choose_port
 
 
@@ -29,15 +27,8 @@ class RedisServer:
     def start(self) -> None:
         """Start the server; after `end`, it still has its earlier data."""
         where = ("--bind", "127.0.0.1", "--port", str(self.port), "--dir", str(self._folder))
-        with (self._folder / "log").open("ab") as log:
-            self._process = start_bound_process(
-                ["redis-server", *where, "--appendonly", "yes"], stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
-        until = time.monotonic() + 30
-        while not self._answers():
-            if time.monotonic() > until or self._process.poll() is not None:
-                raise RuntimeError(f"redis-server did not start: {(self._folder / 'log').read_text()}")
-            time.sleep(0.05)
+        command = ["redis-server", *where, "--appendonly", "yes"]
+        self._process = start_server_process(command, self._folder / "log", self._answers)
 
     def end(self) -> None:
         """Terminate the server; its data stays in its folder."""

@@ -8,7 +8,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 
 from ....sandbox.confinement import policy as confinement_policy
-from ....sandbox.errors import ConfigurationError
+from ...host_files.mounts import resolve_volume_mount
 from .. import isolation
 
 PACKAGES_MOUNT = "/packages"  # packages installed for the sandbox
@@ -146,12 +146,6 @@ def _build_bind(mount: Mount) -> list[str]:
 
 def resolve_mount_point(path: str) -> str:
     """Return a volume's path in the sandbox. Raises ConfigurationError for a path that the sandbox itself needs."""
-    mount = Path(os.path.normpath("/" + path.lstrip("/")))
     system = [*confinement_policy.SYSTEM, "/etc", "/proc", "/dev", "/sys", *isolation.find_python_prefixes()]
     system += [PACKAGES_MOUNT, MODULES_MOUNT, SCRIPTS_MOUNT, PYTHON_MOUNT]
-    is_above = any(Path(other).is_relative_to(mount) for other in (*system, *OWN_DIRECTORIES))
-    if is_above or any(mount.is_relative_to(other) for other in system):
-        raise ConfigurationError(
-            f"`volume_mount_path` is {path!r}, which a local sandbox needs itself: use another path, such as /data"
-        )
-    return str(mount)
+    return resolve_volume_mount(path, system, not_above=OWN_DIRECTORIES)

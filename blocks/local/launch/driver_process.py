@@ -13,12 +13,11 @@ from typing import IO
 from ....sandbox.driver_bundle import build_driver_code
 from ....sandbox.errors import SandboxStartError
 from ....sandbox.wire.pipes import READ_BYTES, widen_pipe
+from ...settings import START_ENVIRONMENT
 
 SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)  # no free descriptors, memory or processes
 SHORTAGE_HINT = "Raise the limits of this process (ulimit -n, -u, -v), or use fewer workers"
 PIPE_BYTES = 256 * 1024  # size of the wire's pipe; if a user's pipes exceed 64 MiB, new ones are small
-# The variables that Python reads when it starts. The code's processes get them too.
-START_ENVIRONMENT = {"LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
 _resolve = cache(os.path.realpath)
 BOOT_COMMENT = "# rlm-batch: "  # first words of a program, to show its purpose in a list of processes
 

@@ -77,9 +77,15 @@ class Launch:
 
         The mounts also decide what is in `python_directory`.
         """
-        sources = (self.folder.parent, *(mount.source for mount in self.mounts))
+        identities = list[tuple[int, int] | None]()  # A recreated directory gets another inode.
+        for path in (self.folder.parent, *(mount.source for mount in self.mounts)):
+            try:
+                status = os.stat(path)
+                identities.append((status.st_dev, status.st_ino))
+            except OSError:
+                identities.append(None)
         system = os.geteuid(), find_python(), os.environ.get("PATH")  # PATH decides which bubblewrap is started
-        return *system, self.is_bubblewrap, self.mounts, *map(_identify, sources)
+        return *system, self.is_bubblewrap, self.mounts, *identities
 
     def build_request(self) -> dict[str, Any]:
         return {
@@ -111,17 +117,18 @@ class Zygotes:
     async def fork(self, launch: Launch) -> DriverProcess:
         """Fork a driver from the zygote with this launch's key, and start that zygote if needed.
 
-        Raises ZygoteError, SandboxStartError.
+        If it cannot start, or not fork its first sandbox, later calls do not try again. Raises ZygoteError,
+        SandboxStartError.
         """
         if obstacle := self.find_obstacle(launch):
             raise ZygoteError(obstacle)
+        zygote = self._zygotes.get(launch.key)
         try:
-            zygote = self._zygotes.get(launch.key)
             if zygote is None or not zygote.is_alive:
                 zygote = await asyncio.to_thread(self._start, launch)
             return await zygote.fork(launch.build_request())
         except ZygoteError as error:
-            if error.is_lasting:
+            if zygote is None or not zygote.has_forked:
                 self._reasons[launch.key] = str(error)
             raise
 
@@ -133,15 +140,13 @@ class Zygotes:
                 folders = FOLDERS_MOUNT if launch.is_bubblewrap else None
                 command = build_zygote_command(launch.folder.parent, launch.mounts) if launch.is_bubblewrap else []
                 zygote = self._zygotes[key] = Zygote(command, folders, launch.python_directory)
-                self._end_idle(key)
+                idle = [other for other, one in self._zygotes.items() if other != key and not one.processes]
+                idle.sort(key=lambda other: self._zygotes[other].used_at)
+                # After a change of user, this process cannot use the old user's zygotes and must not keep them.
+                for other in [*idle[:-MAX_IDLE_ZYGOTES], *(other for other in idle if other[0] != key[0])]:
+                    if other in self._zygotes:
+                        self._zygotes.pop(other).end()
             return zygote
-
-    def _end_idle(self, key: Key) -> None:
-        idle = [other for other, zygote in self._zygotes.items() if other != key and not zygote.processes]
-        idle.sort(key=lambda other: self._zygotes[other].used_at, reverse=True)
-        # After a change of user, this process cannot use the old user's zygotes and must not keep them.
-        for other in [other for at, other in enumerate(idle) if at >= MAX_IDLE_ZYGOTES or other[0] != key[0]]:
-            self._zygotes.pop(other).end()
 
     def end(self) -> None:
         with self._lock:
@@ -153,18 +158,6 @@ class Zygotes:
         self._lock = threading.Lock()
         while self._zygotes:
             self._zygotes.popitem()[1].forget()
-
-
-def _identify(path: str | Path) -> tuple[int, int] | None:
-    """Return a path's device and inode, None if it is missing.
-
-    A recreated directory gets another inode, but an existing zygote still has the old directory mounted.
-    """
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
 
 
 zygotes = Zygotes()

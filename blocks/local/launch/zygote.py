@@ -1,7 +1,6 @@
 """The host's side of a zygote: its start, the requests to it, and the drivers forked from it."""
 
 import asyncio
-import errno
 import json
 import os
 import signal
@@ -21,28 +20,18 @@ from .driver_process import (
     DriverProcess,
     build_boot_program,
     build_python_command,
-    is_shortage,
     spawn_process,
     wait_readable,
 )
 
 START_TIMEOUT_SECONDS = 20.0  # limit for a zygote's start and for a fork; a busy machine takes 1 s
 PACKET_BYTES = 32 * 1024
-MAX_REQUEST_BYTES = 64 * 1024  # the zygote's limit for one request
 SEND_RETRY_SECONDS = 0.005  # pause when the zygote's queue is full
 MAX_WORDS_BYTES = 4096
-REFUSALS = (errno.EPERM, errno.EACCES, errno.EINVAL, errno.ENOSYS)  # not shortages, so they persist
 
 
 class ZygoteError(Exception):
-    """The error of a zygote that did not start, ended, or could not set up a sandbox.
-
-    `is_lasting` is True if another attempt would fail too, and False after a kill or a shortage.
-    """
-
-    def __init__(self, message: str, *, is_lasting: bool = False) -> None:
-        super().__init__(message)
-        self.is_lasting = is_lasting
+    """The error of a zygote that did not start, ended, or could not set up its first sandbox."""
 
 
 class Zygote:
@@ -61,7 +50,7 @@ class Zygote:
                 self._process = spawn_process(command, "/", its_control.fileno())
             except SandboxStartError as error:
                 control.close()
-                raise ZygoteError(str(error), is_lasting=not is_shortage(error)) from error
+                raise ZygoteError(str(error)) from error
         self._control = control
         self.processes = weakref.WeakSet[ForkedProcess]()
         self.has_namespaces = folders is not None  # Each sandbox has a process namespace.
@@ -83,8 +72,7 @@ class Zygote:
             self._process.kill()
             words = self._process.communicate()[1].decode("utf-8", "replace").strip()[-2000:]
             self.end()
-            was_killed = self._process.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL)
-            raise ZygoteError(words or "it was not ready in time", is_lasting=not was_killed)
+            raise ZygoteError(words or "it was not ready in time")
         control.setblocking(False)
 
     @property
@@ -108,8 +96,6 @@ class Zygote:
         `find_pid`.
         """
         data = json.dumps(request).encode()
-        if len(data) > MAX_REQUEST_BYTES:
-            raise ZygoteError(f"a request of {len(data):,} bytes is too long")
         self.used_at = time.monotonic()
         fds: list[int] = []
         try:
@@ -137,7 +123,7 @@ class Zygote:
                 try:
                     await process.find_pid()
                 except SandboxStartError as error:
-                    raise ZygoteError(str(error), is_lasting=process.is_refused) from error
+                    raise ZygoteError(str(error)) from error
                 self.has_forked = True
         except BaseException:
             process.close()
@@ -170,7 +156,6 @@ class ForkedProcess(DriverProcess):
         self._status = status
         self._handle = -1  # pidfd of the process once the sandbox is ready
         self._failure = ""  # reason why the sandbox did not become ready
-        self.is_refused = False  # True if the system would refuse every time
         self._was_cut_off = False  # True if the zygote reported no exit status
         self._has_killed_namespace = False
         self._exit_code: int | None = None
@@ -188,7 +173,8 @@ class ForkedProcess(DriverProcess):
             late = f"it did not start within {START_TIMEOUT_SECONDS:g} s"
             why = self._failure or (late if self._exit_code is None else "it ended before it started")
             raise SandboxStartError(f"the sandbox could not be started: {why}. See rlm-batch doctor")
-        return _read_pid(self._handle)
+        information = Path(f"/proc/self/fdinfo/{self._handle}").read_text(encoding="ascii")
+        return int(information.partition("Pid:")[2].split()[0])
 
     def _read_status(self) -> None:
         """Read the messages that the sandbox and the zygote have sent about it."""
@@ -201,8 +187,7 @@ class ForkedProcess(DriverProcess):
                     self._finalizer.detach()
                     self._finalizer = weakref.finalize(self, _close_all, self._status, self._handle)
                 elif word == "failed":
-                    number, _, self._failure = rest.partition(" ")
-                    self.is_refused = number.isdigit() and int(number) in REFUSALS
+                    _, _, self._failure = rest.partition(" ")  # The first word is the error's number.
                 else:
                     # If the zygote was killed, the kernel also killed this driver, or the handle kills what still runs.
                     self._was_cut_off = word != "ended"
@@ -250,11 +235,6 @@ class ForkedProcess(DriverProcess):
 def _close_all(status: socket.socket, handle: int) -> None:
     status.close()
     os.close(handle)
-
-
-def _read_pid(handle: int) -> int:
-    information = Path(f"/proc/self/fdinfo/{handle}").read_text(encoding="ascii")
-    return int(information.partition("Pid:")[2].split()[0])
 
 
 def _end_zygote(control: socket.socket, process: subprocess.Popen[bytes], handles: list[int]) -> None:

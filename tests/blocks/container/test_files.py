@@ -1,25 +1,25 @@
 """Files of containers: mounts from the host, uploads and downloads, and packages in their images."""
 
 import asyncio
-import base64
-import hashlib
 import random
-import subprocess
 import sys
 import threading
-import zipfile
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
-from rlm_batch import CodeError, ConfigurationError, ContainerSandbox, SandboxStartError, VolumeError
-from rlm_batch.blocks.container.image import BUILT_REPOSITORY
+from rlm_batch import CodeError, ConfigurationError, ContainerSandbox, SandboxStartError
+from rlm_batch.blocks.container.engine import find_engine
+from rlm_batch.blocks.container.image import ensure_image, find_image
 from rlm_batch.blocks.host_files.mounts import HostMount
 from rlm_batch.blocks.subprocess_runner import MAX_OUTPUT_BYTES, run_command
 
+from ...infra.git import commit_all
+from ...standins.wheels import write_wheel
 from .conftest import run_podman
 
 pytestmark = [pytest.mark.anyio, pytest.mark.requires("podman")]
@@ -35,12 +35,6 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (path / "link").symlink_to("shape.py")
     commit_all(path)
     return path
-
-
-def commit_all(repository: Path) -> None:
-    git = ["git", "-C", str(repository), "-c", "user.name=a", "-c", "user.email=a@b"]
-    for words in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "-m", "more"]):
-        subprocess.run([*git, *words], check=True, timeout=60)
 
 
 async def test_code_runs_in_a_clone_that_it_may_write(container: ContainerSandbox, repository: Path) -> None:
@@ -98,19 +92,6 @@ except OSError as error:
         await with_data.interpreter().start()
 
 
-async def test_paths_that_cannot_be_read_or_written_are_errors(container: ContainerSandbox) -> None:
-    async with container.interpreter() as interpreter:
-        await interpreter.execute("import os; os.mkfifo('pipe'); os.symlink('/dev/zero', 'endless')")
-        for path in ("endless", "pipe"):
-            with pytest.raises(VolumeError, match="is not a readable file"):
-                await interpreter.sandbox.download(path)
-        with pytest.raises(VolumeError, match="could not be read"):
-            await interpreter.sandbox.download("nothing")
-        for path in ("/usr/file", "/proc/1/file"):
-            with pytest.raises(VolumeError, match="could not be written"):
-                await interpreter.upload(path, b"")
-
-
 async def test_a_path_that_the_engine_cannot_mount_is_refused(container: ContainerSandbox, tmp_path: Path) -> None:
     for path in ("/a,b", '/a"b', "/a\nb", "/a\0b"):
         provider = container.with_options({"volume_name": "v", "volume_mount_path": path})
@@ -152,31 +133,12 @@ async def test_the_end_of_a_programs_long_output_is_kept() -> None:
 # ------------------------------------------------------------------------------------------------------------- packages
 
 
-def list_built_images() -> set[str]:
-    """Return the names of the images that were built with packages."""
-    names = run_podman("images", "--format", "{{.Repository}}:{{.Tag}}").split()
-    return {name for name in names if name.startswith(BUILT_REPOSITORY)}
-
-
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Serve an index with one wheel, point pip's environment variable to it, and remove the images built meanwhile."""
-    before = list_built_images()
+    """Serve an index with one wheel, and point pip's environment variable to it."""
     folder = tmp_path / "index" / "a-shape"
     folder.mkdir(parents=True)
-    name, info = "a_shape-1.0-py3-none-any.whl", "a_shape-1.0.dist-info"
-    files = {
-        "a_shape.py": "AREA = 7\n",
-        f"{info}/METADATA": "Metadata-Version: 2.1\nName: a-shape\nVersion: 1.0\n",
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
-    with zipfile.ZipFile(folder / name, "w") as wheel:
-        lines: list[str] = []
-        for path, text in files.items():
-            wheel.writestr(path, text)
-            digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).decode().rstrip("=")
-            lines.append(f"{path},sha256={digest},{len(text)}")
-        wheel.writestr(f"{info}/RECORD", "\n".join([*lines, f"{info}/RECORD,,"]) + "\n")
+    name = write_wheel(folder, "a_shape").name
     (folder / "index.html").write_text(f'<a href="{name}">{name}</a>')
     handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path / "index"))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
@@ -186,25 +148,36 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
         server.shutdown()
         thread.join()
-    for image in list_built_images() - before:
-        run_podman("rmi", "--force", image)
+
+
+@asynccontextmanager
+async def check_built_once(provider: ContainerSandbox) -> AsyncIterator[str]:
+    """Check that the second sandbox takes the image of the first. Yield the image's name, and remove it afterwards."""
+    engine = await find_engine("podman")
+    name, identity = await ensure_image(provider, engine), ""
+    try:
+        identity = await find_image(engine, name)
+        yield name
+        assert await ensure_image(provider, engine) == name
+        assert await find_image(engine, name) == identity
+    finally:
+        await asyncio.to_thread(run_podman, "rmi", "--force", name)
 
 
 @pytest.mark.full
 @pytest.mark.usefixtures("index")
 async def test_packages_are_built_into_an_image_once_without_a_password(container: ContainerSandbox) -> None:
-    before = list_built_images()
     # The random version bound makes the image unique to this test, even if a killed test has left an image.
     provider = container.with_options({"packages": [f"a-shape>=1,<{random.randrange(2, 1 << 30)}"]})
-    for _ in range(2):
-        async with provider.interpreter() as interpreter:
-            assert (await interpreter.execute("import a_shape; SUBMIT(area=a_shape.AREA)")).area == 7
-    (built,) = list_built_images() - before
-    image_records = run_podman("image", "inspect", built) + run_podman("history", "--no-trunc", built)
-    assert "not-for-layers" not in image_records
-    code = "import glob; SUBMIT(text=[open(path).read() for path in glob.glob('/etc/pip*')])"
-    async with provider.interpreter() as interpreter:
-        assert "not-for-layers" not in str((await interpreter.execute(code)).text)
+    async with check_built_once(provider) as built, provider.interpreter() as interpreter:
+        code = (
+            "import a_shape, glob; SUBMIT(a_shape.NAME + str([open(path).read() for path in glob.glob('/etc/pip*')]))"
+        )
+        text = (await interpreter.execute(code)).output
+        assert "a_shape" in text
+        records = await asyncio.to_thread(run_podman, "image", "inspect", built)
+        records += await asyncio.to_thread(run_podman, "history", "--no-trunc", built)
+        assert "not-for-layers" not in records + text
     with pytest.raises(ConfigurationError, match=r"could not be installed into .*from wheels alone"):
         await container.with_options({"packages": ["there-is-no-such-package"]}).open({})
 
@@ -212,15 +185,11 @@ async def test_packages_are_built_into_an_image_once_without_a_password(containe
 @pytest.mark.full
 @pytest.mark.usefixtures("index")
 async def test_setup_is_built_into_an_image_once_and_its_failure_says_why(container: ContainerSandbox) -> None:
-    before = list_built_images()
     # The test's image has no programs but the shell and Python.
     setup = f"text='{random.randrange(1 << 30)} $HOME \\'\nprintf %s \"$text\" > /made"
     provider = container.with_options({"setup": setup})
-    texts = set[str]()
-    for _ in range(2):
-        async with provider.interpreter() as interpreter:
-            texts.add((await interpreter.execute("SUBMIT(text=open('/made').read())")).text)
-    assert len(list_built_images() - before) == 1
-    assert [text.split()[1:] for text in texts] == [["$HOME", "\\"]]
+    async with check_built_once(provider), provider.interpreter() as interpreter:
+        text = (await interpreter.execute("SUBMIT(text=open('/made').read())")).text
+        assert text.split()[1:] == ["$HOME", "\\"]
     with pytest.raises(ConfigurationError, match=r"setup and the packages could not be installed .*the reason"):
         await container.with_options({"setup": "echo the reason >&2\nfalse"}).open({})

@@ -231,22 +231,16 @@ async def test_the_next_reap_deletes_a_folder_that_took_too_long(
     assert not (Path(tempfile.gettempdir()) / sandbox).exists()
 
 
-async def test_deleting_a_missing_sandbox_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "shared"
-    folder.mkdir()
-    folder.chmod(0o1777)
-    (folder / "of-another").mkdir(mode=0o755)
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    await LocalSandbox().delete_sandbox("rlm-batch-000000000000")
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o1777
-    assert [path.name for path in folder.iterdir()] == ["of-another"]
-
-
-async def test_only_ids_of_local_sandboxes_are_deleted() -> None:
+async def test_only_local_sandboxes_that_exist_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "of-another").mkdir(mode=0o755)
+    tmp_path.chmod(0o1777)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert not await LocalSandbox().delete_sandbox("rlm-batch-000000000000")
     for name in ("", "x", "../rlm-batch-x", "rlm-batch-/../x", "/tmp/rlm-batch-x", "rlm-batch-x/../.."):
         with pytest.raises(ConfigurationError, match="is not a local sandbox"):
             await LocalSandbox().delete_sandbox(name)
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o1777
+    assert [path.name for path in tmp_path.iterdir()] == ["of-another"]
 
 
 async def test_a_folder_with_a_damaged_record_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

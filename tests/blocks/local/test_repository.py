@@ -11,7 +11,6 @@ import tarfile
 import threading
 import time
 import traceback
-import zipfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -24,7 +23,9 @@ from rlm_batch.blocks.git import resolve_commit, run_git
 from rlm_batch.blocks.host_files.cache import check_out_repository
 from rlm_batch.blocks.local.packages import install_packages
 
+from ...infra.git import commit_all
 from ...infra.hostile_files import fill_with_hostile_files
+from ...standins.wheels import write_wheel
 
 pytestmark = pytest.mark.anyio
 Commit = Callable[[str], str]
@@ -54,10 +55,7 @@ def commit(repository: Path) -> Commit:
         (repository / "answers.py").write_text(f"ANSWER = {answer!r}\n")
         (repository / "data").mkdir(exist_ok=True)
         (repository / "data" / "numbers.txt").write_text("1 2 3\n")
-        git = ["git", "-C", str(repository), "-c", "user.name=a", "-c", "user.email=a@example.org"]
-        subprocess.run([*git, "add", "-A"], check=True)
-        subprocess.run([*git, "commit", "--quiet", "-m", answer], check=True)
-        return subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+        return commit_all(repository, answer)
 
     return commit
 
@@ -209,22 +207,10 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def put_wheel(index: Path, name: str, needs: str = "") -> Path:
-    """Add a wheel to the index. Its one module has the same name."""
-    path = index / f"{name}-1.0-py3-none-any.whl"
-    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n" + (f"Requires-Dist: {needs}\n" if needs else "")
-    with zipfile.ZipFile(path, "w") as file:
-        file.writestr(f"{name}.py", "VALUE = 42\n")
-        file.writestr(f"{name}-1.0.dist-info/METADATA", metadata)
-        file.writestr(f"{name}-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        file.writestr(f"{name}-1.0.dist-info/RECORD", "")
-    return path
-
-
 @pytest.mark.full
 @pytest.mark.strongest_first
 async def test_packages_are_installed_and_read_only_in_isolation(local: LocalSandbox, index: Path, cache: Path) -> None:
-    put_wheel(index, "little_package")
+    write_wheel(index, "little_package")
     provider = local.model_copy(update={"packages": ["little-package>=1"]})
     code = """
 import little_package
@@ -233,12 +219,12 @@ try:
     writable = True
 except OSError:
     writable = False
-SUBMIT(value=little_package.VALUE, writable=writable)
+SUBMIT(value=little_package.NAME, writable=writable)
 """
     for _ in range(2):
         async with provider.interpreter() as interpreter:
             result = await interpreter.execute(code)
-            assert result.outputs == {"value": 42, "writable": local.isolation == "none"}
+            assert result.outputs == {"value": "little_package", "writable": local.isolation == "none"}
     assert len([path for path in cache.glob("packages/*") if path.is_dir()]) == 1
 
 
@@ -288,11 +274,8 @@ def test_a_package_from_a_path_or_address_is_refused_without_a_build(
     ],
 )
 def test_dependencies_of_a_wheel_are_not_built(needs: str, source: Path, index: Path, tmp_path: Path) -> None:
-    subprocess.run(["git", "init", "--quiet", str(source)], check=True)
-    git = ["git", "-C", str(source), "-c", "user.name=a", "-c", "user.email=a@example.org"]
-    subprocess.run([*git, "add", "-A"], check=True)
-    subprocess.run([*git, "commit", "--quiet", "-m", "first"], check=True)
-    put_wheel(index, "harmless", needs.format(folder=source))
+    commit_all(source)
+    write_wheel(index, "harmless", needs.format(folder=source))
     with tarfile.open(index / "source-1.0.tar.gz", "w:gz") as file:
         file.add(source / "setup.py", "source-1.0/setup.py")
     with (
@@ -328,8 +311,8 @@ def test_the_installer_gets_only_the_environment_variables_that_it_needs(
 def test_settings_of_pip_do_not_decide_where_or_whether_it_installs(
     place: str, index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put_wheel(index, "outer", "inner")
-    put_wheel(index, "inner")
+    write_wheel(index, "outer", "inner")
+    write_wheel(index, "inner")
     settings = dict.fromkeys(("dry-run", "no-deps", "user", "require-virtualenv"), "1")
     settings |= {name: str(tmp_path / "elsewhere") for name in ("root", "prefix", "target")}
     if place == "environment":

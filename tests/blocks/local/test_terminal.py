@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlm_batch import LocalSandbox
-from rlm_batch.blocks.local.keeper import lock_kept_folder
+from rlm_batch.blocks.local.inventory import lock_kept_folder
 from rlm_batch.sandbox.errors import RlmBatchError
 
 from ...infra.pseudo_terminal import TerminalCommand

@@ -7,7 +7,6 @@ import os
 import shutil
 import sys
 import sysconfig
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -183,10 +182,10 @@ def test_incompatible_settings_are_refused_with_a_sentence(make: Any, words: str
 
 
 @pytest.mark.anyio
+@pytest.mark.usefixtures("as_worker")
 async def test_a_deployments_run_needs_its_workers_consent_for_environment_packages(
     environment: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PREFECT__FLOW_RUN_ID", str(uuid.uuid4()))
     monkeypatch.setenv("RLM_BATCH_ALLOW_NO_ISOLATION", "1")
     provider = LocalSandbox(isolation="none", packages="environment")  # type: ignore[arg-type]
     for ask in (provider.fingerprint, lambda: provider.open({})):

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import marshal
 import os
 import signal
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 import pytest
-
-from rlm_batch.blocks.local.launch import zygote
-from rlm_batch.sandbox.driver_bundle import ZYGOTE_MODULES, build_driver_code
 
 from ....conftest import find_zygotes
 from ....infra.waiting import wait_until_async
@@ -64,77 +60,6 @@ SUBMIT(names=names, state=[
 ])
 """
 MODULES = 5  # the index of the modules in the state above
-
-
-# A zygote that cannot fork a first child ahead.
-WITHOUT_CHILD = """
-namespace = {"__name__": "driver"}
-exec("driver", namespace)
-main = namespace["main"]
-
-def fail(*_, **__):
-    raise OSError(11, "Resource temporarily unavailable")
-
-main.__globals__["ChildAhead"] = fail
-"""
-
-
-# A zygote whose first spare process cannot isolate itself.
-FAILING_AHEAD = """
-import os
-namespace = {"__name__": "driver"}
-exec("driver", namespace)
-main = namespace["main"]
-zygote, rehearse, ahead = main.__globals__["_Zygote"], main.__globals__["rehearse_start"], []
-
-def fork_spare(self, *request, fork=zygote._fork_spare):
-    if not request:
-        ahead.append(True)
-    forked = fork(self, *request)
-    if not request and len(ahead) == 1:
-        os.waitid(os.P_PID, forked[0], os.WEXITED | os.WNOWAIT)
-        ahead.append(True)
-    return forked
-
-def rehearse_start(runner):
-    if len(ahead) == 1:
-        raise OSError(24, "Too many open files")
-    rehearse(runner)
-
-zygote._fork_spare = fork_spare
-main.__globals__["rehearse_start"] = rehearse_start
-"""
-
-
-def change_zygote(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
-    """Make new zygotes run the program, after replacing "driver" in it with the zygotes' real code."""
-    driver, changed = marshal.loads(build_driver_code(ZYGOTE_MODULES)), compile(program, "changed", "exec")
-    constants = tuple(driver if constant == "driver" else constant for constant in changed.co_consts)
-    code = marshal.dumps(changed.replace(co_consts=constants))
-    monkeypatch.setattr(zygote, "build_driver_code", lambda _modules: code)
-
-
-async def test_a_failed_spare_process_does_not_fail_the_next_sandbox(
-    local: LocalSandbox, zygotes: Zygotes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    change_zygote(monkeypatch, FAILING_AHEAD)
-    at_rest = asyncio.ensure_future(find_ahead(local))  # the failed process is replaced after a later sandbox
-    while not at_rest.done():
-        async with local.interpreter() as interpreter:
-            assert (await interpreter.execute("SUBMIT(1)")).output == 1
-        await asyncio.wait([at_rest], timeout=0.1)
-    await at_rest
-
-
-async def test_a_sandbox_starts_without_a_spare_first_child(
-    local: LocalSandbox, zygotes: Zygotes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    change_zygote(monkeypatch, WITHOUT_CHILD)
-    count = 3 if local.isolation == "bubblewrap" else 2
-    for number in range(3):
-        async with local.interpreter() as interpreter:
-            assert (await interpreter.execute(f"SUBMIT({number})")).output == number
-        await wait_until_async(lambda: len(find_zygotes(os.getpid())) == count, "a process ahead, without a child")
 
 
 async def test_a_sandbox_whose_first_child_has_ended_runs_code(local: LocalSandbox, zygotes: Zygotes) -> None:

@@ -130,14 +130,6 @@ def test_a_sandbox_inherits_no_frame_with_the_folder_of_another(own_box: Boxes) 
     assert not (folders[0] | folders[1]) & folders[2]
 
 
-def test_executions_share_no_memory_addresses_and_no_definitions(local: LocalSandbox) -> None:
-    with LocalInterpreter(isolation=local.isolation) as one:
-        one.execute("import sys; sys.modules['planted'] = secret = 'of one'; import json; json.planted = 1")
-        with LocalInterpreter(isolation=local.isolation) as other:
-            code = "import json, sys; SUBMIT('secret' in dir() or 'planted' in sys.modules or hasattr(json, 'planted'))"
-            assert other.execute(code).output is False
-
-
 # --------------------------------------------------------------------------------------------------------------- deaths
 
 
