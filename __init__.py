@@ -68,7 +68,7 @@ if TYPE_CHECKING:  # The public names, in the form that makes them public for a 
     from .sandbox.errors import StateLost as StateLost
     from .sandbox.errors import SubmitError as SubmitError
     from .sandbox.errors import VolumeError as VolumeError
-    from .sandbox.queries.events import RlmEvent as RlmEvent
+    from .sandbox.queries.records import RlmEvent as RlmEvent
     from .sandbox.result import Failure as Failure
     from .sandbox.result import Result as Result
 

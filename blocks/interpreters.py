@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ..sandbox.interpreter import Interpreter
-    from ..sandbox.queries.events import OnEvent, RlmEvent
+    from ..sandbox.queries.records import OnEvent, RlmEvent
     from ..sandbox.queries.recursion import Queries
     from ..sandbox.sandbox_api import Sandbox
     from .language_model.settings import LanguageModelSettings

@@ -15,7 +15,7 @@ from ..flows.reporting.groups import GroupCollector
 from ..sandbox.errors import NotRun
 from ..sandbox.outcomes.outcome_json import get_status
 from ..sandbox.outcomes.text_escape import escape_text
-from ..sandbox.queries.events import RlmEvent
+from ..sandbox.queries.records import RlmEvent
 from ..sandbox.result import Failure, Outcome, Result
 from ..tasks.ledger.run_record import ReportSpec
 from ..tasks.redrawn_lines import RedrawnLines

@@ -6,7 +6,7 @@ from typing import Any, Generic, TypeVar
 
 from ..sandbox.cancellation import run_shielded
 from ..sandbox.errors import ConfigurationError
-from ..sandbox.queries.events import RlmEvent
+from ..sandbox.queries.records import RlmEvent
 from ..sandbox.queries.session import Query
 from ..sandbox.result import Failure, Outcome
 from .listener import FlowListener

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..sandbox.queries.events import RlmEvent
+from ..sandbox.queries.records import RlmEvent
 from ..sandbox.result import Outcome
 from ..tasks.ledger.run_record import ReportSpec
 

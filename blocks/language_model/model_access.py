@@ -11,7 +11,7 @@ from ...sandbox.errors import ConfigurationError
 from ...sandbox.interpreter import Interpreter
 from ...sandbox.queries.answer_cache import AnswerCache
 from ...sandbox.queries.budget import Budget
-from ...sandbox.queries.events import OnEvent
+from ...sandbox.queries.records import OnEvent, Transcript
 from ...sandbox.queries.recursion import Queries
 from ...sandbox.queries.recursive_model import DEFAULT_RECURSION, RecursionSettings, answer
 from ...sandbox.queries.session import (
@@ -21,7 +21,6 @@ from ...sandbox.queries.session import (
     estimate_for_budget,
     run_untracked,
 )
-from ...sandbox.queries.transcript import Transcript
 from .settings import LanguageModelSettings
 
 NamedModels = Mapping[str, LanguageModelSettings | str] | Sequence[str]

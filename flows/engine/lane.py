@@ -25,8 +25,8 @@ from ...sandbox.errors import (
 from ...sandbox.interpreter import Interpreter
 from ...sandbox.meta import Meta
 from ...sandbox.queries.answer_cache import AnswerCache
+from ...sandbox.queries.records import Transcript
 from ...sandbox.queries.recursion import Queries
-from ...sandbox.queries.transcript import Transcript
 from ...sandbox.requests.execution_request import ExecutionRequest
 from ...sandbox.result import Failure, Outcome, Result
 from ...tasks.capacity.admission import Permit

@@ -18,7 +18,7 @@ from ...sandbox.driver_settings import Preparation
 from ...sandbox.errors import ConfigurationError, NotRun
 from ...sandbox.queries.answer_cache import AnswerCache
 from ...sandbox.queries.budget import Usage
-from ...sandbox.queries.events import RlmEvent
+from ...sandbox.queries.records import RlmEvent
 from ...sandbox.queries.recursive_model import DEFAULT_RECURSION
 from ...tasks.capacity.slots import Slots
 from ...tasks.check import Check

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 
-from ...sandbox.queries.events import RlmEvent
+from ...sandbox.queries.records import RlmEvent
 from ...sandbox.thread_pool import ThreadPool
 from ...tasks.host_tools import Tool
 

@@ -52,7 +52,7 @@ class Content(Enum):
 if TYPE_CHECKING:
     from ...blocks.language_model.settings import LanguageModelSettings
     from ...blocks.provider import SandboxProvider
-    from ...sandbox.queries.events import OnEvent
+    from ...sandbox.queries.records import OnEvent
 
     T = TypeVar("T")
 

@@ -22,8 +22,8 @@ from ..errors import DepthExceeded, QueryError
 from ..model_reply import Reply, read_reply
 from .answer_type import AnswerType
 from .budget import Usage
-from .events import RlmEvent
 from .model_python import LOST_NAMES, OUTPUT_CHARACTERS, OUTPUT_FIELDS, ModelPython, shorten
+from .records import RlmEvent
 from .session import EmptyAnswerError
 
 if TYPE_CHECKING:

@@ -11,52 +11,21 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from ..errors import DeadlineExceeded, QueryError, RlmBatchError
 from ..meta import QuerySummary
 from ..model_reply import split_thoughts
-from ..wire.nonfinite import replace_nonfinite
 from .answer_cache import AnswerCache, build_key
 from .budget import NO_ESTIMATE, Budget, Estimate, Usage
-from .events import OnEvent, RlmEvent
-from .transcript import Transcript
+from .records import DEFAULT_OPTIONS, Answer, Message, Model, OnEvent, Query, RequestOptions, RlmEvent, Transcript
 
 FLAT_KIND = "llm_query"  # kind of a query that asks one question
-# Role and content, as in OpenAI's chat API. The content is a text, or a list of parts with texts and images.
-Message = dict[str, Any]
 RECORDED_CHARACTERS = 200  # prompts and errors in a record are cut to this length
 MAX_RECORDED_QUERIES = 1000  # per session; further queries are only counted
 # Seconds from the end of queries to the code's timeout, but at most 1/20 of the timeout. In this time the code can
 # submit its partial results.
 DEADLINE_MARGIN_SECONDS = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class RequestOptions:
-    """The options of one request, which win over the model's own settings. None leaves these unchanged."""
-
-    temperature: float | None = None
-    max_tokens: int | None = None  # The model's own limit also holds.
-    response_format: dict[str, Any] | None = None  # JSON schema of the answer, whose outermost type is "object"
-
-    def list_changed(self) -> dict[str, Any]:
-        """Return the options that differ from the defaults."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
-
-
-DEFAULT_OPTIONS = RequestOptions()
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A model's answer and its usage."""
-
-    text: str  # `QuerySession.ask` leaves the thoughts out.
-    usage: Usage
-    logprobs: list[dict[str, Any]] | None = None  # a dict for each token in OpenAI's form, if they were requested
-    finish_reason: str = "stop"
-    thoughts: str = ""  # the thoughts of the text, and those that the server sent apart
 
 
 class EmptyAnswerError(QueryError):
@@ -70,23 +39,6 @@ class EmptyAnswerError(QueryError):
         self.answer = Answer("", Usage()) if answer is None else _take_thoughts(answer)
 
 
-class Model(Protocol):
-    """A language model. Records show its `name`."""
-
-    name: str
-
-    async def ask(self, messages: list[Message], options: RequestOptions = DEFAULT_OPTIONS) -> Answer:
-        """Return the model's answer. Raises QueryError, or EmptyAnswerError for an answer that is no whole one."""
-
-    async def estimate_max_usage(
-        self, messages: list[Message], options: RequestOptions = DEFAULT_OPTIONS, *, is_priced: bool = True
-    ) -> Estimate:
-        """Return the most that a call can use. Without `is_priced`, prices are 0. Raises ConfigurationError."""
-
-    def fingerprint(self) -> dict[str, Any]:
-        """Return, as JSON and without secrets, the settings that change answers: model, address and sampling."""
-
-
 async def estimate_for_budget(
     budget: Budget, model: Model, messages: list[Message], options: RequestOptions = DEFAULT_OPTIONS
 ) -> Estimate:
@@ -94,69 +46,6 @@ async def estimate_for_budget(
     if not (budget.limits_tokens or budget.limits_cost):
         return NO_ESTIMATE
     return await model.estimate_max_usage(messages, options, is_priced=budget.limits_cost)
-
-
-@dataclass(slots=True)
-class Query:
-    """The record of one query. `usage` and `cached` exclude the queries below it."""
-
-    kind: str
-    depth: int
-    model: str
-    prompt: str
-    turn: int = 0  # number of the turn whose code asked, from 1; 0 if plain code asked
-    started_at: float = field(default_factory=time.monotonic)
-    seconds: float = 0.0
-    usage: Usage = field(default_factory=Usage)
-    cached: int = 0  # number of questions that were answered without a call
-    error: str = ""
-    value: Any = ""  # a recursive model's answer; the JSON has it unless it is a text
-    trajectory: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    children: list["Query"] = field(default_factory=list["Query"])
-    is_plain: bool = False  # A model answered a recursive query without Python, because of its depth.
-    query_count: int = 0  # number of the ended queries below it
-    query_usage: Usage = field(default_factory=Usage)  # of the ended queries below it
-    id: str = ""  # set if the session has a transcript
-    parent_id: str = ""
-    sent: list[Message] = field(default_factory=list[Message])  # the last request's messages and its answer
-
-    def __str__(self) -> str:
-        return f"{self.kind} at depth {self.depth}, {self.model}"
-
-    @property
-    def usage_text(self) -> str:
-        """Return the usage as a line of text: calls, tokens and cost."""
-        usage = self.usage
-        price = "cost unknown" if usage.cost is None else f"${usage.cost:.6f}"
-        cached = f", {self.cached} from the cache" if self.cached else ""
-        return f"{usage.calls} calls, {usage.prompt_tokens} + {usage.completion_tokens} tokens, {price}{cached}"
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the record as JSON, with the records of the queries below it."""
-        record: dict[str, Any] = {
-            "kind": self.kind,
-            "depth": self.depth,
-            "model": self.model,
-            "prompt": self.prompt,
-            "seconds": round(self.seconds, 6),
-            **asdict(self.usage),
-        }
-        optional = {
-            "id": self.id,
-            "turn": self.turn,
-            "cached": self.cached,
-            "plain": self.is_plain,
-            "error": self.error,
-        }
-        record |= {name: value for name, value in optional.items() if value}
-        if not isinstance(self.value, str):
-            plain, nonfinite = replace_nonfinite({"value": self.value})
-            record |= {**plain, **({"nonfinite": nonfinite} if nonfinite else {})}
-        if self.trajectory:
-            record["trajectory"] = self.trajectory
-        if self.children:
-            record["queries"] = [child.to_json() for child in self.children]
-        return record
 
 
 # Runs a query's work, reports it, for example as a task run, and returns the result of the work.

@@ -1,0 +1,238 @@
+"""Requests to models, and the records of queries: the query itself, its events, and its transcript."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, Protocol
+
+from ..wire.nonfinite import replace_nonfinite
+from .budget import Estimate, Usage
+
+# Role and content, as in OpenAI's chat API. The content is a text, or a list of parts with texts and images.
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOptions:
+    """The options of one request, which win over the model's own settings. None leaves these unchanged."""
+
+    temperature: float | None = None
+    max_tokens: int | None = None  # The model's own limit also holds.
+    response_format: dict[str, Any] | None = None  # JSON schema of the answer, whose outermost type is "object"
+
+    def list_changed(self) -> dict[str, Any]:
+        """Return the options that differ from the defaults."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+DEFAULT_OPTIONS = RequestOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A model's answer and its usage."""
+
+    text: str  # `QuerySession.ask` leaves the thoughts out.
+    usage: Usage
+    logprobs: list[dict[str, Any]] | None = None  # a dict for each token in OpenAI's form, if they were requested
+    finish_reason: str = "stop"
+    thoughts: str = ""  # the thoughts of the text, and those that the server sent apart
+
+
+class Model(Protocol):
+    """A language model. Records show its `name`."""
+
+    name: str
+
+    async def ask(self, messages: list[Message], options: RequestOptions = DEFAULT_OPTIONS) -> Answer:
+        """Return the model's answer. Raises QueryError, or EmptyAnswerError for an answer that is no whole one."""
+
+    async def estimate_max_usage(
+        self, messages: list[Message], options: RequestOptions = DEFAULT_OPTIONS, *, is_priced: bool = True
+    ) -> Estimate:
+        """Return the most that a call can use. Without `is_priced`, prices are 0. Raises ConfigurationError."""
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return, as JSON and without secrets, the settings that change answers: model, address and sampling."""
+
+
+@dataclass(slots=True)
+class Query:
+    """The record of one query. `usage` and `cached` exclude the queries below it."""
+
+    kind: str
+    depth: int
+    model: str
+    prompt: str
+    turn: int = 0  # number of the turn whose code asked, from 1; 0 if plain code asked
+    started_at: float = field(default_factory=time.monotonic)
+    seconds: float = 0.0
+    usage: Usage = field(default_factory=Usage)
+    cached: int = 0  # number of questions that were answered without a call
+    error: str = ""
+    value: Any = ""  # a recursive model's answer; the JSON has it unless it is a text
+    trajectory: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    children: list[Query] = field(default_factory=list["Query"])
+    is_plain: bool = False  # A model answered a recursive query without Python, because of its depth.
+    query_count: int = 0  # number of the ended queries below it
+    query_usage: Usage = field(default_factory=Usage)  # of the ended queries below it
+    id: str = ""  # set if the session has a transcript
+    parent_id: str = ""
+    sent: list[Message] = field(default_factory=list[Message])  # the last request's messages and its answer
+
+    def __str__(self) -> str:
+        return f"{self.kind} at depth {self.depth}, {self.model}"
+
+    @property
+    def usage_text(self) -> str:
+        """Return the usage as a line of text: calls, tokens and cost."""
+        usage = self.usage
+        price = "cost unknown" if usage.cost is None else f"${usage.cost:.6f}"
+        cached = f", {self.cached} from the cache" if self.cached else ""
+        return f"{usage.calls} calls, {usage.prompt_tokens} + {usage.completion_tokens} tokens, {price}{cached}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record as JSON, with the records of the queries below it."""
+        record: dict[str, Any] = {
+            "kind": self.kind,
+            "depth": self.depth,
+            "model": self.model,
+            "prompt": self.prompt,
+            "seconds": round(self.seconds, 6),
+            **asdict(self.usage),
+        }
+        optional = {
+            "id": self.id,
+            "turn": self.turn,
+            "cached": self.cached,
+            "plain": self.is_plain,
+            "error": self.error,
+        }
+        record |= {name: value for name, value in optional.items() if value}
+        if not isinstance(self.value, str):
+            plain, nonfinite = replace_nonfinite({"value": self.value})
+            record |= {**plain, **({"nonfinite": nonfinite} if nonfinite else {})}
+        if self.trajectory:
+            record["trajectory"] = self.trajectory
+        if self.children:
+            record["queries"] = [child.to_json() for child in self.children]
+        return record
+
+
+EventKind = Literal["turn", "code", "output", "query", "answer"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RlmEvent:
+    """An event of a recursive query.
+
+    Attributes:
+        kind: "turn" when a turn begins, "code" when the model has replied, "output" when the turn has ended, "query"
+            when a query of the code has ended, and "answer" when a question of the run has ended.
+        query: Record of the query so far: of the recursive query that has the turn, or of the query that has ended.
+        index: Number of the execution in its run, from 0.
+        turn: Number of the turn, from 1. For a query, the number of the turn that asked it.
+        text: The code, the output, the answer, or the first 200 characters of a query's answer.
+        reasoning: Text of the model's reply outside its code, for "code" and "output".
+        code: Code of the reply, for "code" and "output".
+        output: Text that the model sees after the turn, for "output".
+        failed: True if the turn's code failed, or if the query has no answer.
+        error: Type and text of the error, if the query has no answer.
+        queries: Number of the queries that ended in the turn, for "output".
+        usage: Calls, tokens and cost, including queries below.
+        seconds: Seconds of the turn or the query.
+    """
+
+    kind: EventKind
+    query: Query
+    index: int = 0
+    turn: int = 0
+    text: str = ""
+    reasoning: str = ""
+    code: str = ""
+    output: str = ""
+    failed: bool = False
+    error: str = ""
+    queries: int = 0
+    usage: Usage = field(default_factory=Usage)
+    seconds: float = 0.0
+
+    @property
+    def depth(self) -> int:
+        """The depth of the event's query. A question of the run has depth 1."""
+        return self.query.depth
+
+
+OnEvent = Callable[[RlmEvent], object]
+
+
+class Transcript:
+    """A transcript: passes each request of a session, and each long output, to `save` as JSON. It keeps none of them.
+
+    A request has only the messages that the query's last request and its answer did not have: `kept` is the number of
+    the others. So the size of a conversation's transcript grows with its length, and not with its square.
+    """
+
+    def __init__(self, save: Callable[[dict[str, Any]], object]) -> None:
+        self._save = save
+        self._id = uuid.uuid4().hex[:12]
+        self._count = 0
+
+    def name_query(self, query: Query, parent: Query | None) -> None:
+        """Set the query's id and the id of its parent. All ids of one session begin alike, up to a hyphen."""
+        self._count += 1
+        query.id = f"{self._id}-{self._count}"
+        query.parent_id = "" if parent is None else parent.id
+
+    def add_request(
+        self,
+        model: Model,
+        messages: list[Message],
+        options: RequestOptions,
+        query: Query,
+        outcome: Answer | Exception,
+        seconds: float,
+    ) -> None:
+        """Save one request of the query, with its answer or its error."""
+        pairs = enumerate(zip(query.sent, messages, strict=False))
+        kept = next((number for number, (old, new) in pairs if old != new), min(len(query.sent), len(messages)))
+        line: dict[str, Any] = {
+            **self._describe(query, "request"),
+            "model": model.name,
+            "kept": kept,
+            "messages": messages[kept:],
+            "options": {**model.fingerprint().get("sampling", {}), **options.list_changed()},
+            "seconds": round(seconds, 3),
+        }
+        query.sent = list(messages)
+        if isinstance(outcome, Exception):
+            line["error"] = f"{type(outcome).__name__}: {outcome}"
+        else:
+            query.sent.append({"role": "assistant", "content": outcome.text})
+            line |= {"answer": outcome.text, "usage": asdict(outcome.usage)}
+            if not outcome.usage.calls:
+                line["cached"] = True
+            if outcome.logprobs is not None:
+                line["logprobs"] = outcome.logprobs
+        answer = getattr(outcome, "answer", outcome)  # EmptyAnswerError has one.
+        if thoughts := getattr(answer, "thoughts", ""):
+            line["reasoning_content"] = thoughts
+        self._save(line)
+
+    def add_output(self, query: Query, output: str) -> None:
+        """Save the whole output of the query's last turn."""
+        self._save({**self._describe(query, "output"), "output": output})
+
+    @staticmethod
+    def _describe(query: Query, status: str) -> dict[str, Any]:
+        return {
+            "status": status,
+            "query": query.id,
+            "parent": query.parent_id,
+            "kind": query.kind,
+            "depth": query.depth,
+            "turn": len(query.trajectory),
+        }
