@@ -5,8 +5,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from pydantic import ValidationError
-
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.interpreter import Interpreter
 from ...sandbox.queries.answer_cache import AnswerCache
@@ -26,17 +24,11 @@ from .settings import LanguageModelSettings
 NamedModels = Mapping[str, LanguageModelSettings | str] | Sequence[str]
 
 SLUG = "language-model"
+# Names of the options that `open_model_access` takes.
 LIMITS = (
-    "sub_model",
-    "models",
-    "batch_concurrency",
-    "max_depth",
-    "max_llm_calls",
-    "max_llm_tokens",
-    "max_total_llm_calls",
-    "max_total_llm_tokens",
-    "max_cost",
-)  # names of the options that `open_model_access` takes
+    *("sub_model", "models", "batch_concurrency", "max_depth", "max_llm_calls", "max_llm_tokens"),
+    *("max_total_llm_calls", "max_total_llm_tokens", "max_cost"),
+)
 _models: dict[str, LanguageModelSettings] = {}  # unsaved models of this process, by their names in parameters
 
 
@@ -116,29 +108,28 @@ async def open_model_access(
     max_total_llm_calls: int | None = None,
     max_total_llm_tokens: int | None = None,
     max_cost: float | None = None,
-    track: RunTracked = run_untracked,
-    **limits: Any,
+    **others: Any,
 ) -> ModelAccess:
     """Return access to a model for executions.
 
     `sub_model` is for flat queries: the name of a model that is no saved block is asked at the address and with the key
-    of `model`. `models` are those that code may choose: a dict by name, or a list of names. `limits` are fields of
+    of `model`. `models` are those that code may choose: a dict by name, or a list of names. `others` are fields of
     `ModelAccess`. Raises ConfigurationError for a wrong limit or model, and if the price that a limit needs is unknown.
     """
     totals = {"max_total_llm_calls": max_total_llm_calls, "max_total_llm_tokens": max_total_llm_tokens}
-    for name, value in {**limits, **totals, "max_cost": max_cost}.items():
+    for name, value in {**others, **totals, "max_cost": max_cost}.items():
         least = 1 if name == "batch_concurrency" else 0
         if isinstance(value, (int, float)) and value < least:
             raise ConfigurationError(f"`{name}` is {value!r}: use {least} or more")
     settings = await resolve_language_model(model)
     if isinstance(sub_model, str) and not is_saved_model(sub_model) and not sub_model.startswith("<"):
         settings, sub_model = settings.model_copy(update={"sub_model": sub_model}), None
-    flat = None if sub_model is None else await resolve_language_model(sub_model, "sub_model")
+    flat = None if sub_model is None else await resolve_language_model(sub_model)
     names = [models] if isinstance(models, str) else models or ()
     sources = names if isinstance(names, Mapping) else {name: name for name in names}
     spent = Budget(calls=max_total_llm_calls, tokens=max_total_llm_tokens, cost=max_cost, is_total=True)
-    named = {name: await resolve_language_model(source, "models") for name, source in sources.items()}
-    access = ModelAccess(model=settings, sub_model=flat, models=named, spent=spent, track=track, **limits)
+    named = {name: await resolve_language_model(source) for name, source in sources.items()}
+    access = ModelAccess(model=settings, sub_model=flat, models=named, spent=spent, **others)
     await access.check_estimates()
     return access
 
@@ -158,29 +149,17 @@ def is_saved_model(text: str) -> bool:
     return text.partition("/")[0] == SLUG
 
 
-async def resolve_language_model(
-    source: LanguageModelSettings | str, parameter: str = "language_model"
-) -> LanguageModelSettings:
+async def resolve_language_model(source: LanguageModelSettings | str) -> LanguageModelSettings:
     """Return a model's settings. A text names a saved block, a model of this process, or a model of LiteLLM.
 
-    Raises ConfigurationError if no Prefect server is configured, the block does not exist, or the text is empty.
+    Raises ConfigurationError if no Prefect server is configured, or the block does not exist.
     """
     if not isinstance(source, str):
         return source
     if source in _models:
         return _models[source]
-    if source.startswith("<"):
-        raise ConfigurationError(
-            f"`{parameter}` is {source}, an object of another process: save it as a block, and pass {SLUG}/NAME"
-        )
     if not is_saved_model(source):
-        try:
-            return LanguageModelSettings(model=source)
-        except ValidationError as error:
-            raise ConfigurationError(
-                f"`{parameter}` is {source!r}: use a model in LiteLLM's naming, such as "
-                f"openai/gpt-4o-mini, or a saved block such as {SLUG}/NAME"
-            ) from error
+        return LanguageModelSettings(model=source)
     from ..saved_blocks import has_prefect_server, load_saved_block
     from .block import LanguageModel
 

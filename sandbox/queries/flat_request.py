@@ -57,11 +57,7 @@ def _check_schema(schema: dict[str, Any]) -> dict[str, Any]:
         raise ValueError("it must be a JSON schema of an object")
     if len(dumps(schema)) > MAX_SCHEMA_CHARACTERS:
         raise ValueError(f"it has more than {MAX_SCHEMA_CHARACTERS:,} characters")
-    definitions: dict[str, Any] = {}
-    for name in ("definitions", "$defs"):
-        if not isinstance(schema.get(name, {}), dict):
-            raise ValueError(f"{name} must be a dict")
-        definitions |= schema.get(name, {})
+    definitions = dict(schema.get("definitions", {})) | dict(schema.get("$defs", {}))
     waiting: list[tuple[Any, frozenset[str]]] = [(schema, frozenset())]
     for count in itertools.count():
         if not waiting:

@@ -52,11 +52,8 @@ class ModelPython:
     def begin(self, queries: Queries, context: QueryContext) -> bool:
         """Set the query functions and the context for a question. Return True if the context is a new one."""
         self._queries = queries
-        is_new = context != self._context
-        if is_new:
-            self._context = context
-        if is_new or context.is_json:  # Code can change a list or a dict.
-            self._has_context = False
+        is_new, self._context = context != self._context, context
+        self._has_context = False  # Code can have changed a list or a dict.
         return is_new
 
     async def run_turn(self, reply: Reply, turn: dict[str, Any], answer_type: AnswerType | None) -> Submission | None:

@@ -314,7 +314,7 @@ FORGED: list[dict[str, Any]] = [
     {"response_format": {"type": "array"}},
     {"response_format": {"type": "object", "description": "x" * 70_000}},
     {"response_format": nest(30)},
-    {"response_format": {"type": "object", "$defs": []}},
+    {"response_format": {"type": "object", "$defs": 3}},
     {"logprobs": True},
     {"api_base": "http://10.0.0.1"},
 ]
