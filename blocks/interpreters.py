@@ -89,7 +89,6 @@ class ProviderSandboxes:
         provider = _configure_provider(self.entry, others)
         has_files = python_path is not None or mounts is not None
         self._provider = provider.with_files(python_path, mounts) if has_files else provider
-        self._provider.check_mounts()
         if on_turn is not None and (not callable(on_turn) or inspect.iscoroutinefunction(on_turn)):
             raise ConfigurationError(
                 "on_turn must be a plain function of a turn: in async code, put the turn into a queue"
@@ -122,7 +121,6 @@ class ProviderSandboxes:
             fields = {name: saved.get_account_setting(name) for name in names}
             configured = _configure_provider(self.entry, {**fields, **self._fields})
             provider = self._provider = configured.with_files_of(provider)
-            provider.check_mounts()
         return await provider.open(provider.labels(""))
 
     async def _load_default_block(self) -> Any:

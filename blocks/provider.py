@@ -222,11 +222,15 @@ class SandboxProvider(SandboxSettings, ABC):
         return provider
 
     def with_files(self, python_path: Sequence[str] | None = None, mounts: Mapping[str, Any] | None = None) -> Self:
-        """Return a copy whose sandboxes have these files of the host, which this call reads."""
+        """Return a copy whose sandboxes have these files of the host, which this call reads.
+
+        Raises ConfigurationError, also for a mount that overlaps the volume.
+        """
         provider = self.model_copy()
         provider._files = read_host_files(
             python_path, mounts, is_uploaded=self.uploads_files, is_bound=self.binds_mounts
         )
+        provider.check_mounts()
         return provider
 
     def check_mounts(self) -> None:
@@ -247,6 +251,7 @@ class SandboxProvider(SandboxSettings, ABC):
         """Return a copy with the host's files of another provider of the same class."""
         provider = self.model_copy()
         provider._files = other._files
+        provider.check_mounts()
         return provider
 
     def has_credentials(self) -> bool:

@@ -230,10 +230,6 @@ class Interpreter:
     async def run(self, request: ExecutionRequest) -> Result:
         """Run a request in the sandbox and return what its code submitted. Open the sandbox if it is not open.
 
-        The limits on collected files are 1 GiB, 10,000 files and 600 seconds after the execution's timeout. Files are
-        collected even if the execution failed, as long as the sandbox exists. A missing file is not an error:
-        `meta.collected` has the paths, `meta.not_collected` the reason for each missing file.
-
         Raises:
             CodeError, ExecutionTimeout, SubmitError, StateLost: The code failed. These errors have `meta`.
             SandboxStartError, PrepareError, SandboxLost, OutcomeUnknown: The sandbox failed.

@@ -287,7 +287,6 @@ async def resolve_run_provider(options: Options) -> SandboxProvider:
         provider = provider.model_copy(update={"environment": environment})
     if options.python_path is not None or options.mounts:
         provider = await asyncio.to_thread(provider.with_files, options.python_path, options.mounts)
-        provider.check_mounts()
     return provider
 
 

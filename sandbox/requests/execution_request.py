@@ -79,21 +79,12 @@ class ExecutionRequest:
 
     An interpreter completes it with `complete`, which also encodes the body of the driver's frame.
 
+    `BaseInterpreter.execute` explains the arguments that it shares.
+
     Args:
-        code: Python text, or a function. A function's source is run with `variables` as its arguments, and its return
-            value is submitted.
-        variables: JSON values, available as top-level names.
         timeout: Seconds. None means the interpreter's default; `complete` sets it, and then None means no limit.
         context: Name of a process that keeps its state between executions. None runs the code in a fresh process.
-        output_fields: The fields that SUBMIT accepts, in order: dicts with `name` and an optional `type` (str, int,
-            float, bool, list, dict).
         on_output: Called with ("stdout" or "stderr", text) on the event loop while the code writes.
-        refuse_exit: Treat `exit()` as a failure, even with status 0, and in a context put back what code has changed of
-            the names that it found.
-        collect: Patterns of files in the working folder (`*.png`, `out/model.bin`, `out/**`). Files that the code
-            created or changed are copied to the host, with their directories.
-        collect_to: Target directory; existing files of the same name are replaced. By default a new temporary
-            directory, which the caller should remove.
         encoded: More variables, already encoded as JSON. Variables over 256 KiB are uploaded as files.
             `meta.variables` does not contain the variables of `encoded`.
         queries: Gives the code access to a language model.

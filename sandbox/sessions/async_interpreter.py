@@ -42,7 +42,7 @@ class AsyncInterpreter(BaseInterpreter[Coroutine[Any, Any, "Result"]]):
         return self
 
     async def _start(self) -> Interpreter:
-        if self._interpreter is None or self._interpreter.is_shut_down:  # after a failed preparation, too
+        if self._interpreter is None or self._interpreter.is_shut_down:  # A failed preparation shuts it down.
             self._interpreter = Interpreter(self._open, timeout=self.timeout, tools=self.tools, prepare=self._prepare)
             self._shared_queries, self._asking_numbers = None, itertools.count()
             self._loop = asyncio.get_running_loop()
