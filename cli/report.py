@@ -109,7 +109,7 @@ def _show_report(reader: LedgerReader, page: PathOrLocation, output: OutputForma
     for name, value in build_summary_rows(summary, reader.records, importances):
         print(f"{escape_text(name)}: {escape_text(value)}", file=sys.stderr)
     if output.is_json:
-        best_numbers = {result.meta.index for result in summary.best.results}
+        best_numbers = summary.best.numbers
         for outcome in reader.read_outcomes():
             print_json(describe_outcome(outcome, is_best=get_row_number(outcome) in best_numbers))
     else:
@@ -118,7 +118,9 @@ def _show_report(reader: LedgerReader, page: PathOrLocation, output: OutputForma
         if output.shows_output:
             print_outputs(reader.read_outcomes())
         for outcome in reader.read_outcomes() if shows_queries else ():
-            _print_queries(outcome)
+            lines = [line for record in outcome.meta.queries.tree for line in _format_query(record)]
+            if lines:
+                print(f"\n{outcome.meta.index}:", *lines, sep="\n")
     text = render_html(build_report(summary, reader.records, importances), str(page).rpartition("/")[0])
     _write(page, lambda path: path.write_text(text, "utf-8", "replace"))
     print(f"Report: {page}", file=sys.stderr if output.is_json else sys.stdout)
@@ -192,15 +194,6 @@ def _write(place: PathOrLocation, write: Callable[[Path], object]) -> None:
                 write(partial)
     except OSError as error:
         raise ConfigurationError(f"{place} cannot be written ({error.strerror or error}): name another file") from None
-
-
-def _print_queries(outcome: Outcome) -> None:
-    """Print the queries of an execution under its number, with an excerpt of long texts."""
-    if outcome.meta.queries.tree:
-        print(f"\n{outcome.meta.index}:")
-    for record in outcome.meta.queries.tree:
-        for line in _format_query(record):
-            print(line)
 
 
 def _format_query(record: dict[str, Any]) -> Iterator[str]:

@@ -66,9 +66,14 @@ class ContextReader:
                 str(path) for path in (context_file if isinstance(context_file, list) else [context_file])
             ]
             names = name_files(paths)
-            digests = {name: self._compute_digest(path) for name, path in names.items()}
-            reads = {name: f"read({digest!r})" for name, (digest, _) in digests.items()}
-            files = dict(digests.values())
+            reads: dict[str, str] = {}
+            files: dict[str, Path] = {}
+            for name, text in names.items():
+                path = Path(os.path.realpath(check_input_path(Path(text).expanduser().absolute())))
+                if path not in self._digests:
+                    self._digests[path] = compute_file_digest(path)
+                reads[name] = f"read({self._digests[path]!r})"
+                files[self._digests[path]] = path
             if isinstance(context_file, list):
                 text = ", ".join(f"{name!r}: {read}" for name, read in reads.items())
                 return self._ask_file(f"{{{text}}}", files, {**variables, "context_file": list(names)})
@@ -89,13 +94,6 @@ class ContextReader:
         code = READ.format(context=context)
         self.files.setdefault(code, {f"{FOLDER}/{digest}": path for digest, path in files.items()})
         return (code, variables)
-
-    def _compute_digest(self, name: str) -> tuple[str, Path]:
-        """Return the SHA-256 of a file's content, and its path without links. The digest identifies the text."""
-        path = Path(os.path.realpath(check_input_path(Path(name).expanduser().absolute())))
-        if path not in self._digests:
-            self._digests[path] = compute_file_digest(path)
-        return self._digests[path], path
 
 
 def name_files(paths: list[str]) -> dict[str, str]:

@@ -5,7 +5,9 @@ import hashlib
 import os
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
+from io import BufferedReader
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -110,10 +112,17 @@ def refuse_pattern(text: str) -> None:
         )
 
 
-def compute_file_digest(file: Path) -> str:
+@contextmanager
+def open_file(path: Path) -> Iterator[BufferedReader]:
+    """Open a file without following links. Raises OSError."""
+    with open_source(path) as fd, open(fd, "rb", closefd=False) as file:
+        yield file
+
+
+def compute_file_digest(path: Path) -> str:
     """Return the SHA-256 of a file's content. Raises ConfigurationError if it cannot be read."""
     try:
-        with open_source(file) as fd, open(fd, "rb", closefd=False) as stream:
+        with open_file(path) as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError as error:
-        raise ConfigurationError(f"the input file {file} cannot be read: {error.strerror or error}") from None
+        raise ConfigurationError(f"the input file {path} cannot be read: {error.strerror or error}") from None

@@ -1,23 +1,34 @@
 """Files of inputs in Parquet, and folders of such files, plain or partitioned as by Hive."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 from urllib.parse import unquote
 
-from ...blocks.host_files.source_tree import open_source
 from ...blocks.storage.location import PathOrLocation
 from ...sandbox.errors import ConfigurationError
 from .cells import WHOLE, WHOLE_DIGITS, ColumnType
 from .data_frames import check_column_names, list_arrow_rows
-from .file_patterns import match_files
+from .file_patterns import match_files, open_file
 from .tables import DataFile, check_expansion
 
 NULL = "__HIVE_DEFAULT_PARTITION__"  # a missing value in the name of a directory
 VALUE_BYTES = 8  # bytes of a reference to a value in a list
 BATCH_ROWS = 100  # rows in memory at a time; a file has a repeated text once, and memory has it for each row
+
+
+def import_pyarrow(purpose: str) -> Any:
+    """Return the module pyarrow, with its reader and writer. Raises ConfigurationError if it is not installed."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise ConfigurationError(
+            f"{purpose} needs pyarrow, which is not installed: pip install 'rlm-batch[parquet]'"
+        ) from None
+    return pyarrow
 
 
 class ParquetTable:
@@ -33,32 +44,25 @@ class ParquetTable:
         Raises OSError. Raises ConfigurationError if JSON cannot hold a column, columns differ in type, data is damaged,
         a link leads out of the folder, or pyarrow is missing.
         """
-        try:
-            import pyarrow
-            import pyarrow.parquet
-        except ImportError:
-            raise ConfigurationError(
-                f"reading {path} needs pyarrow, which is not installed: pip install 'rlm-batch[parquet]'"
-            ) from None
-        self._arrow: Any = pyarrow
+        self._arrow = import_pyarrow(f"reading {path}")
         self._path = path
         self.types: dict[str, ColumnType] = {}
         self._files: Sequence[Callable[[], AbstractContextManager[BinaryIO]]]
         if isinstance(path, Path) and path.is_dir():
             files = _list_files(path)
-            self._files = [partial(_open_below, file) for file in files.values()]
+            self._files = [partial(open_file, file) for file in files.values()]
             self._partitions = _read_partitions(list(files))
         else:
             self._files, self._partitions = [DataFile(path).open], [{}]
         self._count = 0
         try:
             empty = [table.slice(0, 0) for table in self._read_tables(is_empty=True)]
-            self._empty = pyarrow.concat_tables(empty, promote_options="permissive")
+            self._empty = self._arrow.concat_tables(empty, promote_options="permissive")
             self.names: list[str] = self._empty.schema.names
             check_column_names(self.names, path)
             for _ in self:  # Read everything, because pages of data may be damaged.
                 self._count += 1
-        except pyarrow.ArrowException as error:
+        except self._arrow.ArrowException as error:
             raise ConfigurationError(
                 f"{path} is not valid Parquet, or its files do not fit together: {error}"
             ) from None
@@ -73,8 +77,8 @@ class ParquetTable:
 
     def _read_tables(self, *, is_empty: bool = False) -> Iterator[Any]:
         """Yield the files' rows in small tables with the columns of the directories, or one without rows per file."""
-        for open_file, partition in zip(self._files, self._partitions, strict=True):
-            with open_file() as stream, self._arrow.parquet.ParquetFile(stream) as opened:
+        for open_one, partition in zip(self._files, self._partitions, strict=True):
+            with open_one() as stream, self._arrow.parquet.ParquetFile(stream) as opened:
                 # One byte of a file may stand for many equal values.
                 metadata = opened.metadata
                 groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
@@ -114,9 +118,3 @@ def _read_partitions(names: list[str]) -> list[dict[str, Any]]:
             for partition in having:
                 partition[key] = int(partition[key])
     return partitions
-
-
-@contextmanager
-def _open_below(path: Path) -> Iterator[BinaryIO]:
-    with open_source(path) as fd, open(fd, "rb", closefd=False) as file:
-        yield file

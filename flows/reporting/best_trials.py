@@ -28,6 +28,11 @@ class BestTrials:
         return sorted((result for _, result in self._members), key=lambda result: result.meta.index or 0)
 
     @property
+    def numbers(self) -> set[int]:
+        """The numbers of the best trials."""
+        return {result.meta.index or 0 for result in self.results}
+
+    @property
     def result(self) -> Result | None:
         """The best trial by a single objective, or None."""
         return None if self.spec.objective is None or not self._members else self._members[0][1]

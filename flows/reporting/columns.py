@@ -66,22 +66,6 @@ def get_values(outcome: Outcome, source: str) -> dict[str, Any]:
     return outcome.outputs if isinstance(outcome, Result) else {}
 
 
-def _get_error_name(outcome: Outcome) -> str | None:
-    return type(outcome.error).__name__ if isinstance(outcome, Failure) else None
-
-
-def _get_message(outcome: Outcome) -> str | None:
-    return str(outcome.error) if isinstance(outcome, Failure) else None
-
-
-def _get_last_line(outcome: Outcome) -> str:
-    return "".join(redraw_lines(outcome.meta.stdout)[-1:])
-
-
-def _count_tokens(outcome: Outcome) -> int:
-    return outcome.meta.queries.prompt_tokens + outcome.meta.queries.completion_tokens
-
-
 T = Tables
 INDEX = Column("index", "int", lambda o: o.meta.index, T.RUN | T.LEDGER | T.EXPORT, "")
 # A table sets the values of this column, because they depend on its objectives.
@@ -91,9 +75,9 @@ COLUMNS = (  # variables and fields stand before `status`
     Column("group", "int", lambda o: o.meta.group, T.REPEATS),
     Column(REPEAT, "int", lambda o: o.meta.repeat, T.REPEATS),
     Column("status", "text", get_status, T.EXPORT),
-    Column("error", "text", _get_error_name, T.EXPORT),
-    Column("message", "text", _get_message, T.EXPORT),
-    Column("printed_last", "text", _get_last_line, T.PRINTED, "printed last"),
+    Column("error", "text", lambda o: type(o.error).__name__ if isinstance(o, Failure) else None, T.EXPORT),
+    Column("message", "text", lambda o: str(o.error) if isinstance(o, Failure) else None, T.EXPORT),
+    Column("printed_last", "text", lambda o: "".join(redraw_lines(o.meta.stdout)[-1:]), T.PRINTED, "printed last"),
     Column("seconds", "float", lambda o: float(o.meta.seconds), T.LEDGER | T.EXPORT, format="{:.3g}"),
     Column("cpu_seconds", "float", lambda o: o.meta.cpu_seconds, T.USAGE | T.EXPORT, "CPU seconds", "{:.3g}"),
     Column("peak_mib", "float", lambda o: o.meta.peak_mib, T.USAGE | T.EXPORT, "peak MiB", "{:,.1f}"),
@@ -101,7 +85,7 @@ COLUMNS = (  # variables and fields stand before `status`
     Column("provider", "text", lambda o: o.meta.provider, T.EXPORT),
     Column("sandbox_id", "text", lambda o: o.meta.sandbox_id, T.EXPORT),
     Column("model_calls", "int", lambda o: o.meta.queries.calls, T.QUESTIONS | T.EXPORT, "calls"),
-    Column("model_tokens", "int", _count_tokens, T.EXPORT),
+    Column("model_tokens", "int", lambda o: o.meta.queries.prompt_tokens + o.meta.queries.completion_tokens, T.EXPORT),
     Column("model_cost", "float", lambda o: o.meta.queries.cost, T.QUESTIONS | T.EXPORT, "cost", "${:.4g}"),
     OUTCOME,
 )

@@ -7,13 +7,14 @@ export to a file keeps only some rows in memory: it reads the ledger once for th
 import csv
 import itertools
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.result import Outcome
 from ...tasks.repeats import REPEAT
+from ..inputs.parquet import import_pyarrow
 from .columns import LIST, VARIABLES, Column, Columns, Tables
 from .ledger_reader import LedgerReader
 
@@ -29,23 +30,20 @@ def write_csv(reader: LedgerReader, path: Path, *, raw: bool = False) -> None:
     Unless `raw`, the file is for spreadsheets: it begins with a byte order mark, without which Excel misreads UTF-8,
     and text that is like a formula gets an apostrophe in front.
     """
-    format_text: Callable[[str], str] = str if raw else _disarm_formula
 
     def format_cell(value: Any) -> str:
         if value is None:
             return ""
-        return format_text(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        if not isinstance(value, str):
+            return json.dumps(value, ensure_ascii=False)
+        return value if raw or not value.startswith(FORMULA_BEGINNINGS) else f"'{value}"
 
     columns = collect_columns(reader.read_outcomes())
     with path.open("w", encoding="utf-8" if raw else "utf-8-sig", errors="replace", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow([format_text(name) for name, _ in columns])
+        writer.writerow([format_cell(name) for name, _ in columns])
         for outcome in reader.read_outcomes():
             writer.writerow([format_cell(column.get_value(outcome)) for _, column in columns])
-
-
-def _disarm_formula(text: str) -> str:
-    return f"'{text}" if text.startswith(FORMULA_BEGINNINGS) else text
 
 
 def write_parquet(reader: LedgerReader, path: Path) -> None:
@@ -53,13 +51,7 @@ def write_parquet(reader: LedgerReader, path: Path) -> None:
 
     Raises OSError, and ConfigurationError if pyarrow is not installed.
     """
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise ConfigurationError(
-            "writing Parquet needs pyarrow, which is not installed: pip install 'rlm-batch[parquet]', or use --csv"
-        ) from None
+    pyarrow = import_pyarrow("writing Parquet")
     types = {"int": pyarrow.int64(), "float": pyarrow.float64(), "bool": pyarrow.bool_()}
 
     def find_type(kind: str) -> Any:

@@ -1,16 +1,16 @@
 """Groups of repeats: one outcome for each input, with the statistics of its fields over the repeats."""
 
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from ...sandbox.meta import Meta
 from ...sandbox.outcomes.outcome_json import get_status
 from ...sandbox.result import Failure, Outcome, Result
 from ...tasks.ledger.run_record import Aggregate, ReportSpec
-from ...tasks.repeats import REPEAT, Repeats
+from ...tasks.repeats import REPEAT
 
 STATISTICS = ("count", "mean", "std", "se", "min", "max")  # fields of a group, as in `loss.std`
 MAX_FULL_FIELDS = 2  # numeric fields whose statistics all have a column in a table
@@ -59,9 +59,9 @@ def describe_numbers(numbers: Sequence[float]) -> dict[str, Any]:
 
     The standard deviation is the sample's, with `count - 1` in its denominator. One number has none.
     """
-    count, std = len(numbers), None
-    if count > 1:
-        std = statistics.stdev(numbers) if all(map(math.isfinite, numbers)) else math.nan
+    count = len(numbers)
+    is_finite = all(map(math.isfinite, numbers))
+    std = None if count == 1 else statistics.stdev(numbers) if is_finite else math.nan
     se = None if std is None else std / math.sqrt(count)
     mean, least, greatest = (aggregate_numbers(numbers, name) for name in ("mean", "min", "max"))
     return dict(zip(STATISTICS, (count, mean, std, se, least, greatest), strict=True))
@@ -92,25 +92,24 @@ def _merge_metas(metas: Sequence[Meta], group: int, aggregate: Aggregate) -> Met
     )
 
 
-@dataclass(slots=True)
 class GroupCollector:
     """A collector of outcomes, in any order, which returns each group's outcome once the group is complete.
 
-    Only incomplete groups take memory. Outcomes outside of a group are ignored.
+    Only incomplete groups take memory. An outcome outside of a group is returned as it is.
     """
 
-    repeats: Repeats
-    aggregate: Aggregate
-    _open: dict[int, list[Outcome]] = field(default_factory=dict[int, list[Outcome]])
+    def __init__(self, spec: ReportSpec) -> None:
+        self._spec = spec
+        self._open: dict[int, list[Outcome]] = {}
 
     def add(self, outcome: Outcome) -> Outcome | None:
         """Add an outcome. Return the outcome of its group if the group is complete, otherwise None."""
-        group = outcome.meta.group
-        if group is None:
-            return None
+        group, repeats = outcome.meta.group, self._spec.repeats
+        if group is None or repeats is None:
+            return outcome
         members = self._open.setdefault(group, [])
         members.append(outcome)
-        return self._close(group) if len(members) >= self.repeats.count else None
+        return self._close(group) if len(members) >= repeats.count else None
 
     def close_rest(self) -> Iterator[Outcome]:
         """Yield the outcomes of the groups that are incomplete, for example because the run was interrupted."""
@@ -119,20 +118,15 @@ class GroupCollector:
 
     def _close(self, group: int) -> Outcome:
         members = sorted(self._open.pop(group), key=lambda outcome: outcome.meta.repeat or 0)
-        return aggregate_group(members, group, self.aggregate)
+        return aggregate_group(members, group, self._spec.aggregate)
 
 
 def group_outcomes(outcomes: Iterable[Outcome], spec: ReportSpec) -> Iterator[Outcome]:
     """Yield the outcome of each group, in the order in which groups end; every outcome if the run has no repeats."""
-    if spec.repeats is None:
-        yield from outcomes
-        return
-    collector = GroupCollector(spec.repeats, spec.aggregate)
-    for outcome in outcomes:
-        group = collector.add(outcome)
-        if group is not None:
-            yield group
-    yield from collector.close_rest()
+    collector = GroupCollector(spec)
+    for row in itertools.chain(map(collector.add, outcomes), collector.close_rest()):
+        if row is not None and (spec.repeats is None or row.meta.group is not None):
+            yield row
 
 
 def list_hidden_fields(groups: Iterable[Outcome], spec: ReportSpec) -> set[str]:

@@ -107,7 +107,7 @@ def build_summary_rows(
         rows.append(["Missing", f"{missing:,} have no result{WHY_MISSING[record.get_status()]}"])
     if spec.objectives:
         name = "Pareto front" if spec.objective is None else f"Best {spec.objective}"
-        best = _describe_front(summary) if spec.objective is None else _describe_best_trial(summary)
+        best = _describe_best_trials(summary)
         rows.append([name, best or (f"none: {NO_FEASIBLE_TRIAL}" if summary.infeasible else "none")])
     if spec.constraints:
         constraints = " or ".join(spec.constraints)
@@ -171,22 +171,20 @@ def describe_run(summary: RunSummary, total: int) -> str:
     text += f", {summary.unfinished:,} did not run to the end" if summary.unfinished else ""
     if summary.infeasible and not summary.best.results:
         return f"{text}; {NO_FEASIBLE_TRIAL}"
-    best = _describe_best_trial(summary)
-    return f"{text}; best {summary.spec.objective} {best}" if best else text
+    if summary.best.result is None:
+        return text
+    return f"{text}; best {summary.spec.objective} {_describe_best_trials(summary)}"
 
 
-def _describe_best_trial(summary: RunSummary) -> str:
-    best, score = summary.best.result, summary.best.score
-    if best is None:
-        return ""
-    values = format_variables(best.meta.variables, MAX_VARIABLES)
-    return f"{score:.6g} in trial {best.meta.index}" + (f" with {values}" if values else "")
-
-
-def _describe_front(summary: RunSummary) -> str:
-    numbers = [str(result.meta.index) for result in summary.best.results]
+def _describe_best_trials(summary: RunSummary) -> str:
+    """Return the best trial, or the trials on the Pareto front; empty if there is none."""
+    best, results, spec = summary.best.result, summary.best.results, summary.spec
+    if best is not None:
+        values = format_variables(best.meta.variables, MAX_VARIABLES)
+        return f"{summary.best.score:.6g} in trial {best.meta.index}" + (f" with {values}" if values else "")
+    numbers = [str(result.meta.index) for result in results]
     more = f" and {len(numbers) - MAX_VARIABLES} more" if len(numbers) > MAX_VARIABLES else ""
-    goals = ", ".join(f"{item.direction} {item.name}" for item in summary.spec.objectives)
+    goals = ", ".join(f"{item.direction} {item.name}" for item in spec.objectives)
     return f"{len(numbers)} trials ({', '.join(numbers[:MAX_VARIABLES])}{more}) by {goals}" if numbers else ""
 
 

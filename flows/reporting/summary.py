@@ -133,13 +133,12 @@ class RunSummary:
     failed_indexes: list[int] = field(default_factory=list[int])  # the first `MAX_POINTS` of them
     best: BestTrials = field(init=False)
     table: OutcomeTable = field(init=False)
-    _groups: GroupCollector | None = None  # None if the run has no repeats
+    _groups: GroupCollector = field(init=False)
 
     def __post_init__(self) -> None:
         self.best = BestTrials(self.spec)
         self.table = OutcomeTable(self.spec, Tables.LEDGER | Tables.USAGE, MAX_ROWS, MAX_COLUMNS)
-        if self.spec.repeats is not None:
-            self._groups = GroupCollector(self.spec.repeats, self.spec.aggregate)
+        self._groups = GroupCollector(self.spec)
 
     @property
     def failed(self) -> int:
@@ -178,14 +177,13 @@ class RunSummary:
             self.unfinished += was_unfinished
             if len(self.failed_indexes) < MAX_POINTS and not was_unfinished:
                 self.failed_indexes.append(index if meta.group is None else meta.group)
-        if self._groups is None or meta.group is None:
-            self._add_row(index, outcome)
-        elif (group := self._groups.add(outcome)) is not None:
-            self._add_row(meta.group, group)
+        row = self._groups.add(outcome)
+        if row is not None:
+            self._add_row(index if row is outcome else row.meta.index or 0, row)
 
     def close_groups(self) -> None:
         """Add the rows of the groups whose repeats have not all an outcome. Call this once, after all outcomes."""
-        for group in () if self._groups is None else self._groups.close_rest():
+        for group in self._groups.close_rest():
             self._add_row(group.meta.index or 0, group)
 
     @classmethod
@@ -232,12 +230,8 @@ class RunSummary:
 
         `shows_usage` adds columns with the CPU seconds and the peak memory.
         """
-        return self.table.build_rows(self._best_numbers, Tables.LEDGER | (Tables.USAGE if shows_usage else Tables(0)))
+        return self.table.build_rows(self.best.numbers, Tables.LEDGER | (Tables.USAGE if shows_usage else Tables(0)))
 
     def build_records(self, limit: int) -> list[dict[str, Any]]:
         """Return the first rows of the table as dicts by column, at most `limit`, with numbers as numbers."""
-        return self.table.build_records(self._best_numbers, limit)
-
-    @property
-    def _best_numbers(self) -> set[int]:
-        return {result.meta.index or 0 for result in self.best.results}
+        return self.table.build_records(self.best.numbers, limit)
