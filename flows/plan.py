@@ -79,7 +79,6 @@ class Plan:
     check_first: Callable[[Result], None] | None = None  # A ConfigurationError about the first result ends the run.
     search: dict[str, Any] = field(default_factory=dict[str, Any])  # the settings of a search, for the run's record
     may_stop_early: bool = False
-    warnings: tuple[str, ...] = ()  # sentences for people, before the first execution
     column_types: RuleOfTypes = field(default_factory=dict[str, Any])  # how a CSV file's cells were read
 
 

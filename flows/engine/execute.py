@@ -136,7 +136,7 @@ async def _run_code(lane: Lane, execution: Execution) -> Result:
     """Return the result of one attempt, without a check."""
 
     options, listener = lane.run.options, lane.run.listener
-    log = OutputLog(lane.run.output_lines, f"{execution.index}: ") if options.log_output else None
+    log = OutputLog(lane.run.log_lines, f"{execution.index}: ") if options.log_output else None
 
     def write(stream: str, text: str) -> None:
         listener.on_output(execution.index, stream, text)

@@ -7,13 +7,11 @@ from typing import Self
 
 from prefect.context import FlowRunContext
 
-from ...sandbox.errors import CodeError, DeadlineExceeded, ExecutionsFailed, NotRun, RlmBatchError
+from ...sandbox.errors import DeadlineExceeded, ExecutionsFailed, NotRun, RlmBatchError
 from ...sandbox.outcomes.text_escape import escape_text
 from ...tasks.execution import Execution
 from ..parameters import Options
 from ..plan import Outcomes, Plan
-
-MAX_TYPE_CHARS = 100  # characters of the name of an exception's type, which code chooses
 
 
 @dataclass(slots=True)
@@ -59,12 +57,6 @@ class StopConditions:
             f"the flow run's deadline of {self.options.deadline:g} s passed before this execution had ended{earlier}; "
             f"{describe_rerun()}, or set a longer `deadline`"
         )
-
-
-def describe_kind(error: RlmBatchError) -> str:
-    """Return the kind of an error: its type, and the type of the exception that code raised."""
-    kind = type(error).__name__
-    return f"{kind} {escape_text(error.type[:MAX_TYPE_CHARS])}" if isinstance(error, CodeError) else kind
 
 
 def raise_failures(outcomes: Outcomes, plan: Plan) -> None:

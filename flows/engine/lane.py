@@ -403,7 +403,7 @@ class Lane:
         )
         sandbox = _LaneSandbox(interpreter, requested_at + max(run.provider.lifetime, lifetime))
         if run.preparation is not None and run.options.log_output:
-            sandbox.prepare_log = OutputLog(run.prepare_lines, "prepare: ", run.log)
+            sandbox.prepare_log = OutputLog(run.log_lines, "prepare: ", run.log)
             interpreter.on_prepare_output = sandbox.prepare_log.write
 
         def record_opening() -> None:

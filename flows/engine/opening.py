@@ -58,8 +58,6 @@ async def open_run(run: Run) -> AsyncIterator[None]:
     if run.ui_url is not None:
         run.listener.on_page(f"{run.ui_url}/runs/flow-run/{run.run_id}")
     await asyncio.to_thread(record.write)
-    for warning in run.plan.warnings:
-        run.sink.warn(warning)
     try:
         if not ledger.register_writer():
             text = f"another run is writing to {ledger.path}"

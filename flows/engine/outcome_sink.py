@@ -5,13 +5,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from ...sandbox.errors import ConfigurationError, NotRun, RlmBatchError
+from ...sandbox.errors import CodeError, ConfigurationError, NotRun, RlmBatchError
 from ...sandbox.meta import Meta
+from ...sandbox.outcomes.text_escape import escape_text
 from ...sandbox.result import Failure, Outcome, Result
 from ...tasks.execution import Execution
-from .failures import describe_kind
 from .run import Run
 
+MAX_TYPE_CHARS = 100  # characters of the name of an exception's type, which code chooses
 MAX_LOGGED_FAILURES = 20  # failures of each kind that get a line each in the log
 
 Observer = Callable[[Execution, Outcome], None]
@@ -144,7 +145,9 @@ class OutcomeSink:
 
     def _log_failure(self, execution: Execution, error: RlmBatchError) -> None:
         """Log the first failures of a kind. The report counts the others."""
-        kind = describe_kind(error)
+        kind = type(error).__name__
+        if isinstance(error, CodeError):
+            kind += f" {escape_text(error.type[:MAX_TYPE_CHARS])}"
         self._kind_counts[kind] += 1
         count, limit = self._kind_counts[kind], 1 if isinstance(error, NotRun) else MAX_LOGGED_FAILURES
         if count <= limit:

@@ -93,8 +93,7 @@ class Run:
     transcripts: TranscriptLedger | None = None
     kept_rest: int = 0  # sandboxes of failed executions that may still be kept
     usage: ResourceUsage = field(default_factory=ResourceUsage)
-    prepare_lines: LineBudget = field(default_factory=LineBudget)
-    output_lines: LineBudget = field(default_factory=LineBudget)
+    log_lines: LineBudget = field(default_factory=LineBudget)  # lines of output that may still be logged
     sink: "OutcomeSink" = field(init=False)
 
     results_path: str | None = None
@@ -130,7 +129,7 @@ class Run:
         self.policy = RetryPolicy(options.retries, options.retry_code_errors, options.idempotent)
         self.files = CollectedFilesStore(ledger.path) if options.collect else None
         self.kept_rest = 0 if not options.keep_failed else MAX_KEPT_OF_SHARD if part_prefix else MAX_KEPT
-        self.usage, self.prepare_lines, self.output_lines = ResourceUsage(), LineBudget(), LineBudget()
+        self.usage, self.log_lines = ResourceUsage(), LineBudget()
         # In a sharded job only the shards query the model.
         if access is not None and options.shards is None:
             if options.cache_queries or self.plan.recursion is not None:

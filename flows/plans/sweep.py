@@ -197,7 +197,6 @@ class SweepParameters(Options, FlowParameters[TrialsReport]):
             execute=None if self.shards is not None else partial(execute_search, search, code),
             may_stop_early=search.may_stop_early,
             search=settings,
-            warnings=tuple(search.space.list_warnings()),
         )
 
     def _plan_trials(self, code: str, points: Iterable[dict[str, Any]], count: int, **settings: Any) -> Plan:

@@ -137,12 +137,13 @@ def continue_search(
 
 def _find_start_point(space: SearchSpace, number: int, variables: Mapping[str, Any]) -> Point:
     """Return a point to try first. Raises ConfigurationError if no alternative of the space contains it."""
-    where = f"`start`: point {number}"
-    for alternative, parameters in enumerate(space.alternatives):
-        if all(name in parameters and parameters[name].contains(value) for name, value in variables.items()):
-            return Point(dict(variables), alternative)
-    described = "; ".join(space.describe())
-    raise ConfigurationError(f"{where} is {dict(variables)}, which is not in the space ({described})")
+    alternative = space.find_alternative(variables, may_lack_variables=True)
+    if alternative is None:
+        described = "; ".join(space.describe())
+        raise ConfigurationError(
+            f"`start`: point {number} is {dict(variables)}, which is not in the space ({described})"
+        )
+    return Point(dict(variables), alternative)
 
 
 def find_sampler_class(path: str) -> Any:

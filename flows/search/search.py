@@ -15,9 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...sandbox.result import Outcome, Result
 from ...tasks.execution import Execution, Pruning, assign_keys
-from ...tasks.ledger.ledger import Ledger
 from ...tasks.ledger.ledger_line import AskedTrial, LedgerLine, TrialReport, encode_asked_trial, encode_trial_report
-from ...tasks.ledger.result_index import ResultCache
 from ...tasks.ledger.run_record import ReportSpec
 from ...tasks.repeats import add_repeat, reads_repeat
 from ..reporting.best_trials import BestTrials, is_score
@@ -67,10 +65,7 @@ class Search:
     plan: SearchPlan
     code: str
     fingerprint: dict[str, Any]
-    ledger: Ledger
-    cache: ResultCache
-    spec: ReportSpec = field(default_factory=ReportSpec)
-    needs_repeat: bool = False  # the code reads the number of the repeat
+    run: "Run"
     study: TrialStudy = field(init=False)
     stop: StopRule = field(init=False)
     _repeats: dict[int, dict[int, Outcome]] = field(default_factory=dict[int, dict[int, Outcome]])  # by trial
@@ -90,7 +85,7 @@ class Search:
         numbers = {trial.key: trial.index for trial in self._recorded}
         points = (Point(trial.variables, trial.alternative) for trial in self._recorded)
         places = {execution.key: find_trial(execution) for _, execution in self._assign_keys(points)}
-        for line in self.ledger.read_search_lines():
+        for line in self.run.ledger.read_search_lines():
             if isinstance(line, AskedTrial):
                 if numbers.get(line.key) == self.study.count:
                     self.study.add(Point(line.variables, line.alternative))
@@ -109,12 +104,13 @@ class Search:
 
     def _assign_keys(self, points: Iterator[Point]) -> Iterator[tuple[Point, Execution]]:
         """Yield each point with its executions: one, or one for each repeat."""
-        repeats = self.spec.repeats
+        repeats, prepare = self.run.plan.report_spec.repeats, self.run.preparation
+        needs_repeat = repeats is not None and reads_repeat(self.code, prepare and prepare.code)
         copies, same_copies = itertools.tee(
             (point, repeat) for point in points for repeat in range(1 if repeats is None else repeats.count)
         )
         items = (
-            (self.code, add_repeat(point.variables, repeat) if self.needs_repeat else point.variables)
+            (self.code, add_repeat(point.variables, repeat) if needs_repeat else point.variables)
             for point, repeat in same_copies
         )
         executions = assign_keys(items, self.fingerprint, repeats=repeats)
@@ -123,7 +119,7 @@ class Search:
     def _find_recorded_trials(self) -> list[AskedTrial]:
         """Return the recorded trials of this search, from number 0 to the first that is missing."""
         asked: dict[int, AskedTrial] = {}
-        for line in self.ledger.read_search_lines():
+        for line in self.run.ledger.read_search_lines():
             if isinstance(line, AskedTrial) and line.search == self._digest and line.index < self.plan.trials:
                 asked.setdefault(line.index, line)
         return [asked[number] for number in itertools.takewhile(asked.__contains__, itertools.count())]
@@ -140,7 +136,7 @@ class Search:
                 execution.pruning = Pruning(self.plan.objectives[0].name, judge)
             if number >= len(self._recorded) and point.variables and not repeat:
                 line = AskedTrial(execution.key, number, point.variables, point.alternative, self._digest)
-                self.ledger.write_line(encode_asked_trial(line))
+                self.run.ledger.write_line(encode_asked_trial(line))
             yield execution
 
     def _iterate_points(self, is_over: Callable[[], bool]) -> Iterator[Point]:
@@ -157,7 +153,7 @@ class Search:
         A pruned result counts only in its own search, because it depends on the other trials of the search.
         """
         is_recorded = find_trial(execution)[0] < len(self._recorded)
-        return self.cache.find_result(execution, lambda result: is_recorded or not result.meta.pruned)
+        return self.run.cache.find_result(execution, lambda result: is_recorded or not result.meta.pruned)
 
     def record_outcome(self, execution: Execution, outcome: Outcome) -> None:
         """Tell the study the outcome of a trial, unless the study has it from the ledger or no point depends on it."""
@@ -167,16 +163,13 @@ class Search:
 
     def _add_outcome(self, number: int, repeat: int, outcome: Outcome) -> None:
         """Tell the study a trial's outcome, which is the aggregate of its repeats if there are several."""
-        repeats = self.spec.repeats
-        if repeats is None:
-            self._tell(number, outcome)
-            return
-        outcomes = self._repeats.setdefault(number, {})
-        outcomes[repeat] = outcome
-        if len(outcomes) == repeats.count:
-            self._tell(number, aggregate_group(list(self._repeats.pop(number).values()), number, self.spec.aggregate))
-
-    def _tell(self, number: int, outcome: Outcome) -> None:
+        spec = self.run.plan.report_spec
+        if spec.repeats is not None:
+            outcomes = self._repeats.setdefault(number, {})
+            outcomes[repeat] = outcome
+            if len(outcomes) < spec.repeats.count:
+                return
+            outcome = aggregate_group(list(self._repeats.pop(number).values()), number, spec.aggregate)
         for step, value in outcome.meta.reports if self.plan.pruner is not None else ():
             if not self.study.has_report(number, step):  # The result is from another run.
                 self.study.report(number, step, value)
@@ -192,7 +185,7 @@ class Search:
         is_pruned = self.study.report(number, step, value)
         if is_pruned:
             self._pruned.add(number)
-        self.ledger.write_line(encode_trial_report(TrialReport(key, number, step, value, is_pruned)))
+        self.run.ledger.write_line(encode_trial_report(TrialReport(key, number, step, value, is_pruned)))
         return is_pruned
 
 
@@ -204,10 +197,8 @@ def find_trial(execution: Execution) -> tuple[int, int]:
 
 async def execute_search(plan: SearchPlan, code: str, run: "Run") -> None:
     """Execute a search's trials."""
-    executor, spec, prepare = run.executor, run.plan.report_spec, run.preparation
-    fingerprint = {**await run.compute_fingerprint(), **plan.fingerprint()}
-    needs_repeat = spec.repeats is not None and reads_repeat(code, prepare and prepare.code)
-    search = Search(plan, code, fingerprint, run.ledger, run.cache, spec, needs_repeat)
+    executor, fingerprint = run.executor, {**await run.compute_fingerprint(), **plan.fingerprint()}
+    search = Search(plan, code, fingerprint, run)
     await asyncio.to_thread(search.load_history)
     had_stopped = bool(search.stop.reason)
     run.sink.observers.append(search.record_outcome)

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -23,7 +23,6 @@ class Range:
     """The numbers from `low` to `high`, both included.
 
     They are integers if `is_whole`, uniform in their logarithms if `log`, and `step` apart if there is a step.
-    `is_guessed` says that they are integers only because both bounds are.
     """
 
     low: float
@@ -31,7 +30,6 @@ class Range:
     log: bool
     step: float | None
     is_whole: bool
-    is_guessed: bool = field(default=False, compare=False)
 
     def contains(self, value: Any) -> bool:
         """Return whether the value is a number of the range."""
@@ -84,21 +82,11 @@ class SearchSpace:
             numbered = [("", self.alternatives[0])]
         return [f"{prefix}{name}: {parameter}" for prefix, item in numbered for name, parameter in item.items()]
 
-    def list_warnings(self) -> list[str]:
-        """Return a sentence for each variable that may have been meant as real numbers."""
-        found = {(name, p): None for item in self.alternatives for name, p in item.items() if isinstance(p, Range)}
-        return [
-            f"{name} is integer, because both bounds are: write {float(p.low)} for real numbers, or add the type int"
-            for name, p in found
-            if p.is_guessed
-        ]
-
-    def find_alternative(self, variables: Mapping[str, Any]) -> int | None:
+    def find_alternative(self, variables: Mapping[str, Any], *, may_lack_variables: bool = False) -> int | None:
         """Return the number of the first alternative that contains the point, or None."""
         for number, alternative in enumerate(self.alternatives):
-            if alternative.keys() == variables.keys() and all(
-                parameter.contains(variables[name]) for name, parameter in alternative.items()
-            ):
+            has_all = may_lack_variables or alternative.keys() == variables.keys()
+            if has_all and all(name in alternative and alternative[name].contains(v) for name, v in variables.items()):
                 return number
         return None
 
@@ -165,7 +153,7 @@ def _parse_parameter(name: str, values: Any) -> Parameter:
         raise ConfigurationError(f"the space of {name!r}: {describe_problems(error)}") from None
     low, high, step = bounds.low, bounds.high, bounds.step
     is_guessed = bounds.type is None and all(isinstance(number, int) for number in (low, high, step or 0))
-    return Range(low, high, bounds.log, step, is_int or is_guessed, is_guessed and step is None and low < high)
+    return Range(low, high, bounds.log, step, is_int or is_guessed)
 
 
 def infer_space(points: list[dict[str, Any]]) -> SearchSpace:

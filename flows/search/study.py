@@ -114,9 +114,8 @@ class TrialStudy:
         elif values is None or limits is None or not self._plan.objectives:
             self.study.tell(number, state=state.FAIL)
         else:
-            for name, value in zip(
-                self._plan.constraints, limits, strict=True
-            ):  # as `Trial.set_constraint` does, which would draw a point again
+            # This is what `Trial.set_constraint` does, which would draw a point again.
+            for name, value in zip(self._plan.constraints, limits, strict=True):
                 self._storage.set_trial_system_attr(self._find_id(number), f"constraints:{name}", value)
             self.study.tell(number, values)
 

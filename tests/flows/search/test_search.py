@@ -210,26 +210,6 @@ async def test_a_second_run_on_the_ledger_of_a_search_is_refused(tmp_path: Path)
     other.unregister_writer()
 
 
-@pytest.mark.parametrize(
-    ("parameters", "message"),
-    [
-        ({"space": ONE, "trials": 1, "start": [{"x": 0.1}, {"x": 0.2}]}, "`start` has 2 points and `trials` is 1"),
-        ({"space": {"report": [1]}, "trials": 1, "pruner": "asha"}, "'report' would hide the function"),
-        ({"grid": {"x": [1]}, "trials": 3}, "`trials` needs `space`"),
-        ({"grid": {"x": [1]}, "space": ONE}, "pass one of `grid`, `points` or `space`, and only one"),
-        ({"space": {"x": {"low": 2, "high": 1}}, "trials": 3}, "the space of 'x': .*low <= high"),
-    ],
-)
-async def test_incompatible_parameters_are_refused_with_one_sentence(
-    parameters: dict[str, Any], message: str, results: Path
-) -> None:
-    arguments: dict[str, Any] = {"code": TRAINING, "objective": "loss", **OPTIONS, **parameters}
-    with pytest.raises(ConfigurationError, match=message) as raised:
-        await run_sweep(**arguments)
-    assert "\n" not in str(raised.value)
-    assert not list(results.glob("*/part-*")), "and nothing has run"
-
-
 async def test_a_trial_rerun_after_a_lost_sandbox_keeps_its_first_reports(tmp_path: Path) -> None:
     code = f"""
 import os, pathlib, time

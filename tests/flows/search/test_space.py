@@ -69,6 +69,10 @@ def test_a_range_is_integer_if_its_bounds_are_or_on_request() -> None:
         ({"shards": 2}, "`shards` share no results of trials"),
         ({"shards": 2, "sampler": "random", "pruner": "asha"}, "`shards` share no results of trials"),
         ({"start": [{"x": 11}]}, "point 1 is {'x': 11}, which is not in the space"),
+        ({"trials": 1, "start": [{"x": 0.1}, {"x": 0.2}]}, "`start` has 2 points and `trials` is 1"),
+        ({"space": {"report": [1]}, "pruner": "asha"}, "'report' would hide the function"),
+        ({"space": None, "grid": {"x": [1]}}, "`trials` needs `space`"),
+        ({"grid": {"x": [1]}}, "pass one of `grid`, `points` or `space`, and only one"),
     ],
 )
 def test_an_impossible_search_is_refused(more: dict[str, Any], message: str) -> None:
@@ -96,7 +100,7 @@ def test_a_missing_space_is_inferred_from_the_points() -> None:
     assert space.find_alternative({"x": 5, "opt": "b"}) is None
 
 
-def test_a_space_says_how_it_was_read_and_warns_of_guessed_integers() -> None:
+def test_a_space_says_how_it_was_read() -> None:
     space = parse_space(
         {
             "lr": {"low": 1e-5, "high": 0.1, "log": True},
@@ -113,6 +117,3 @@ def test_a_space_says_how_it_was_read_and_warns_of_guessed_integers() -> None:
         "depth: integer, 0 to 1",
         'opt: choice of "adam", true',
     ]
-    (warning,) = space.list_warnings()
-    assert warning.startswith("share is integer, because both bounds are: write 0.0 for real numbers")
-    assert not parse_space({"share": {"low": 0.0, "high": 1.0}}).list_warnings()
