@@ -1,21 +1,24 @@
 """The base class of the handles on sandboxes of a cloud provider, whose files are reached through an API."""
 
+import shlex
 from abc import abstractmethod
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 from ..sandbox.driver_settings import DriverSettings
-from ..sandbox.errors import VolumeError
+from ..sandbox.errors import ConfigurationError, SandboxStartError, VolumeError
 from ..sandbox.sandbox_api import Sandbox, describe_large_file, describe_special_file
-from .host_files.files import HostFiles
+from . import git as repository
+from .host_files.files import ARCHIVE_PATH, UNPACK_ARCHIVE, HostFiles
 from .provider import build_kept_labels
-from .settings import SandboxSettings
+from .settings import SnapshotSettings
+from .setup_commands import RUN_AS_ROOT
 
 
 @dataclass(frozen=True, slots=True)
 class FileStatus:
-    """What a path in a sandbox is."""
+    """The status of a path in a sandbox."""
 
     is_file: bool
     size: int  # bytes
@@ -26,8 +29,9 @@ class CloudSandbox(Sandbox):
     """A sandbox of a cloud provider. A provider implements the abstract methods, and `connect`."""
 
     layers = ()
+    python = "python3"
 
-    def __init__(self, sandbox_id: str, settings: SandboxSettings, host_files: HostFiles, **driver: Any) -> None:
+    def __init__(self, sandbox_id: str, settings: SnapshotSettings, host_files: HostFiles, **driver: Any) -> None:
         self.id = sandbox_id
         self.settings = DriverSettings(
             volume=settings.volume_mount_path if settings.volume_name is not None else None,
@@ -37,9 +41,15 @@ class CloudSandbox(Sandbox):
             lifetime=settings.lifetime,
             **driver,
         )
-        self.directory = ""  # of relative paths; "" for the sandbox's working directory
+        self.directory = ""  # Relative paths are below it. By default it is the sandbox's working directory.
+        self._provider_settings = settings
+        self._archive = host_files.archive
         self._channel: Any = None
         self._is_removed = self._has_run_code = False
+
+    @abstractmethod
+    async def run_command(self, *words: str, environment: dict[str, str] | None = None) -> tuple[int, str]:
+        """Run a program to its end; return its status and, if it failed, its output. Raise the SDK's errors."""
 
     @abstractmethod
     async def stat_file(self, place: str) -> FileStatus | None:
@@ -68,6 +78,36 @@ class CloudSandbox(Sandbox):
     async def release(self) -> None:
         """Close this process's connection to a sandbox that is kept."""
         return
+
+    async def clone_repository(self, commit: str) -> None:
+        """Clone the repository into the directory, and check the commit out.
+
+        Raise ConfigurationError, SandboxStartError or the SDK's errors.
+        """
+        url = self._provider_settings.repo_url or ""
+        install = shlex.join(["sh", "-c", RUN_AS_ROOT, "install", repository.INSTALL_GIT])
+        fetch = shlex.join(["sh", "-c", repository.FETCH_COMMIT, "fetch", self.directory, url, commit])
+        environment = repository.build_environment(self._provider_settings.repo_token)
+        status, output = await self.run_command("sh", "-c", f"{install} && {fetch}", environment=environment)
+        if status:
+            words = repository.hide_credentials(" ".join(output.split()))[-1000:] or f"git ended with status {status}"
+            failure = f"the repository {url} could not be cloned at {commit} in a sandbox ({words})"
+            if status == repository.COMMIT_MISSING_STATUS:
+                raise ConfigurationError(f"{failure}: check repo_url and repo_ref")
+            raise SandboxStartError(failure)
+
+    async def unpack_files(self) -> None:
+        """Upload the host's files and unpack them. Raise ConfigurationError or the SDK's errors."""
+        if self._archive is None:
+            return
+        await self.write_file(ARCHIVE_PATH, self._archive)
+        status, output = await self.run_command("sh", "-c", UNPACK_ARCHIVE, "unpack", ARCHIVE_PATH, self.python)
+        if status:
+            lines = output.strip().splitlines() or ["no message"]
+            raise ConfigurationError(
+                f"the files of python_path and mounts could not be unpacked in a sandbox: {lines[-1][-1000:]}. "
+                "Check its free disk, and mount at paths that its user may write"
+            )
 
     def _resolve_path(self, path: str) -> str:
         if not path or "\0" in path:

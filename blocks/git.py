@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from pydantic import SecretStr
 
-from ..sandbox.errors import ConfigurationError, RlmBatchError, SandboxStartError
+from ..sandbox.errors import ConfigurationError
 from .subprocess_runner import run_command
 from .worker_consent import check_repository
 
@@ -51,15 +51,6 @@ def build_environment(token: SecretStr | None, base: Mapping[str, str] = {}) -> 
         f"GIT_CONFIG_KEY_{number}": "http.extraHeader",
         f"GIT_CONFIG_VALUE_{number}": f"Authorization: Basic {basic}",
     }
-
-
-def describe_clone_failure(url: str, commit: str, status: int, output: str) -> RlmBatchError:
-    """Return the error of `FETCH_COMMIT` in a sandbox."""
-    words = hide_credentials(" ".join(output.split()))[-1000:] or f"git ended with status {status}"
-    failure = f"the repository {url} could not be cloned at {commit} in a sandbox ({words})"
-    if status == COMMIT_MISSING_STATUS:
-        return ConfigurationError(f"{failure}: check repo_url and repo_ref")
-    return SandboxStartError(failure)
 
 
 async def run_git(*arguments: str, token: SecretStr | None = None, timeout: float = ANSWER_TIMEOUT_SECONDS) -> str:

@@ -224,3 +224,7 @@ class SnapshotSettings(SetupSettings):
         description="Whether the provider keeps a sandbox's set-up (`setup`, packages and repository), so that later "
         "sandboxes start from it: always, never, or auto for runs of more than 3 sandboxes.",
     )
+
+    def keeps_set_up(self, expected: int) -> bool:
+        """Return whether to keep the set-up for about this many `expected` sandboxes."""
+        return self.setup_snapshot == "always" or (self.setup_snapshot == "auto" and expected > 3)

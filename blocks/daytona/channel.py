@@ -91,6 +91,7 @@ class DaytonaChannel:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._end(self._end_reason)
 
     def _end(self, reason: str) -> None:
         """Close the channel, if it is open, and fail the sends whose frames are in the queue."""

@@ -19,7 +19,7 @@ from .client import NAME_PREFIX
 from .errors import ENDED_STATES, Meaning, convert_errors, find_row, get_state, is_transient, retry_call
 from .handle import DaytonaSandboxHandle
 from .settings import DaytonaSettings
-from .setup import name_clone, set_up, unpack_files
+from .setup import name_clone
 from .snapshots import Environment, find_environment
 
 
@@ -44,7 +44,7 @@ async def open_sandbox(
         return await open_one()
     async with environment.lock:  # The others wait until the set-up of the first is kept or not.
         is_kept = await environment.find_snapshot(settings, client)
-        if not is_kept and environment.is_worth_keeping(settings, expected):
+        if not is_kept and not environment.is_refused and settings.keeps_set_up(expected):
             return await open_one(environment)
     if is_kept:
         try:
@@ -73,11 +73,10 @@ async def _open(
     try:
         if snapshot is None:
             begun = time.monotonic()
-            await set_up(remote, settings, commit)
+            await handle.set_up(commit)
             if environment is not None:
                 await environment.keep(settings, client, remote, time.monotonic() - begun)
-        if files.archive is not None:
-            await unpack_files(remote, files.archive, settings.start_timeout)
+        await handle.unpack_files()
         return handle
     except BaseException:
         await run_shielded(handle.remove())

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,9 +15,19 @@ from ..cloud_sandbox import CloudSandbox, FileStatus
 from ..host_files.files import HostFiles
 from .account import delete_sandbox, warn_of_leftover
 from .channel import DaytonaChannel
-from .errors import CALL_SECONDS, SETUP_SECONDS, convert_errors, get_message, is_transient, retry_call, says_gone
+from .errors import (
+    CALL_SECONDS,
+    SETUP_SECONDS,
+    convert_errors,
+    get_message,
+    is_transient,
+    is_turned_away,
+    retry_call,
+    says_gone,
+)
 from .launch import name_folder, start_driver
 from .settings import DaytonaSettings
+from .setup import install_packages, run_setup
 
 log = logging.getLogger("rlm_batch.daytona")
 
@@ -34,7 +45,6 @@ class DaytonaSandboxHandle(CloudSandbox):
         self.has_network = not settings.network_block_all
         if settings.image is not None:  # A snapshot's memory is fixed.
             self.memory_option = self.kill_memory_option = "memory"
-        self._provider_settings = settings
         self.directory = directory
         self._remote = remote
 
@@ -45,6 +55,27 @@ class DaytonaSandboxHandle(CloudSandbox):
         launch = partial(start_driver, self._remote, self.directory, seconds, has_secrets)
         self._channel = DaytonaChannel(self._remote, launch, receive, closed)
         return self._channel
+
+    async def set_up(self, commit: str | None) -> None:
+        """Run `setup`, clone the repository and install the packages.
+
+        Raise ConfigurationError, SandboxStartError or DaytonaError.
+        """
+        settings = self._provider_settings
+        if settings.setup is not None:
+            await run_setup(self._remote, settings.setup, settings.start_timeout)
+        if commit is not None:
+            await self.clone_repository(commit)
+        if settings.packages:
+            await install_packages(self._remote, settings.packages, settings.start_timeout)
+
+    async def run_command(self, *words: str, environment: dict[str, str] | None = None) -> tuple[int, str]:
+        """See `CloudSandbox.run_command`. If an answer was lost, the program may be running, so it is not retried."""
+        done = await retry_call(
+            lambda: self._remote.process.exec(shlex.join(words), env=environment, timeout=int(SETUP_SECONDS)),
+            seconds=self._provider_settings.start_timeout, remote=self._remote, is_passing=is_turned_away,
+        )  # fmt: skip
+        return int(done.exit_code), done.result
 
     def read_stderr_tail(self) -> str:
         return self._channel.stderr_tail if self._channel is not None else ""

@@ -54,8 +54,8 @@ async def start_driver(
 ) -> tuple[str, str]:
     """Start the driver in a directory; return its session and command.
 
-    The command has the first small frames, which saves a call; they are removed from `frames`. With secrets, which no
-    command may contain, it has none.
+    The command contains the first small frames, which saves a call, and they are removed from `frames`. If frames have
+    secrets, the channel sends all of them later, because no command may contain a secret.
 
     A refused start is retried for `seconds`. After a lost answer, look for the start command in its session. If it is
     missing, start again in a new session, because in the old session the new command would wait for the end of the

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import daytona
 
 DELETED_VOLUME_STATES = ("pending_delete", "deleting", "deleted")
-SHELL_MINUTES = 60  # as long as the sandbox is kept
+SHELL_MINUTES = 60  # A kept sandbox lives for an hour.
 
 log = logging.getLogger("rlm_batch.daytona")
 

@@ -1,4 +1,4 @@
-"""The set-up of a Daytona sandbox before code runs: repository, packages and the host's files."""
+"""The set-up of a Daytona sandbox before code runs: its commands and packages."""
 
 import asyncio
 import re
@@ -13,8 +13,6 @@ from urllib.parse import urlsplit
 import daytona
 
 from ...sandbox.errors import ConfigurationError, SandboxStartError
-from .. import git as repository
-from ..host_files.files import ARCHIVE_PATH, UNPACK_ARCHIVE, describe_unpacking_failure
 from ..setup_commands import PYTHON_FOR_PIP, RUN_AS_ROOT
 from .client import NAME_PREFIX
 from .errors import CALL_SECONDS, SETUP_SECONDS, is_turned_away, retry_call
@@ -57,20 +55,12 @@ async def run_command(remote: daytona.AsyncSandbox, name: str, command: str, ret
     return state.exit_code, "\n".join(filter(None, (logs.stdout, logs.stderr)))
 
 
-async def set_up(remote: daytona.AsyncSandbox, settings: DaytonaSettings, commit: str | None) -> None:
-    """Run `setup`, clone the repository and install the packages.
-
-    Raise ConfigurationError, SandboxStartError or DaytonaError.
-    """
-    if settings.setup is not None:
-        command = shlex.join(["sh", "-c", RUN_AS_ROOT, "setup", settings.setup])
-        status, output = await run_command(remote, "setup", command, settings.start_timeout)
-        if status:
-            raise ConfigurationError(f"`setup` failed with status {status}: correct it\n{_get_last_lines(output)}")
-    if commit is not None:
-        await _clone_repository(remote, settings, commit)
-    if settings.packages:
-        await _install_packages(remote, settings.packages, settings.start_timeout)
+async def run_setup(remote: daytona.AsyncSandbox, commands: str, retry_seconds: float) -> None:
+    """Run the commands of `setup`. Raise ConfigurationError, SandboxStartError or DaytonaError."""
+    command = shlex.join(["sh", "-c", RUN_AS_ROOT, "setup", commands])
+    status, output = await run_command(remote, "setup", command, retry_seconds)
+    if status:
+        raise ConfigurationError(f"`setup` failed with status {status}: correct it\n{_get_last_lines(output)}")
 
 
 def _get_last_lines(output: str) -> str:
@@ -82,24 +72,8 @@ def name_clone(settings: DaytonaSettings) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "-", Path(urlsplit(settings.repo_url or "").path).stem) or "repository"
 
 
-async def _clone_repository(remote: daytona.AsyncSandbox, settings: DaytonaSettings, commit: str) -> None:
-    """Clone the repository into the directory `name_clone`, and check the commit out.
-
-    A clone whose answer was lost may be running, so only a refused call is retried.
-    """
-    url, seconds = settings.repo_url or "", int(SETUP_SECONDS)
-    install = shlex.join(["sh", "-c", RUN_AS_ROOT, "setup", repository.INSTALL_GIT])
-    fetch = shlex.join(["sh", "-c", repository.FETCH_COMMIT, "fetch", name_clone(settings), url, commit])
-    environment = repository.build_environment(settings.repo_token)
-    done = await retry_call(
-        lambda: remote.process.exec(f"{install} && {fetch}", env=environment, timeout=seconds),
-        seconds=settings.start_timeout, remote=remote, is_passing=is_turned_away,
-    )  # fmt: skip
-    if done.exit_code:
-        raise repository.describe_clone_failure(url, commit, int(done.exit_code), done.result)
-
-
-async def _install_packages(remote: daytona.AsyncSandbox, packages: list[str], retry_seconds: float) -> None:
+async def install_packages(remote: daytona.AsyncSandbox, packages: list[str], retry_seconds: float) -> None:
+    """Install packages. Raise ConfigurationError, SandboxStartError or DaytonaError, with pip's last lines."""
     # Run pip in /: a module in the session's directory could shadow one that pip imports.
     words = [*PYTHON_FOR_PIP, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input", "--"]
     status, output = await run_command(remote, "pip", f"cd / && {shlex.join([*words, *packages])}", retry_seconds)
@@ -108,14 +82,3 @@ async def _install_packages(remote: daytona.AsyncSandbox, packages: list[str], r
         if "Retrying (" in output:  # This line is pip's only sign of a network failure.
             raise SandboxStartError(text)
         raise ConfigurationError(f"{text}\nChange packages, or the image")
-
-
-async def unpack_files(remote: daytona.AsyncSandbox, archive: bytes, retry_seconds: float) -> None:
-    """Upload an archive of the host's files and unpack it. Raise ConfigurationError or DaytonaError."""
-    seconds = int(SETUP_SECONDS)
-    command = shlex.join(["sh", "-c", UNPACK_ARCHIVE, "unpack", ARCHIVE_PATH, "python3"])
-    retry = partial(retry_call, seconds=retry_seconds, remote=remote)
-    await retry(lambda: remote.fs.upload_file(archive, ARCHIVE_PATH, seconds))
-    done = await retry(lambda: remote.process.exec(command, timeout=seconds))
-    if done.exit_code:
-        raise describe_unpacking_failure(done.result)

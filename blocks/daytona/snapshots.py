@@ -21,7 +21,6 @@ from .settings import DaytonaSettings
 
 SNAPSHOT_PREFIX = f"{NAME_PREFIX}env-"
 FORMAT = 1  # part of the names: another number makes new snapshots
-MIN_SANDBOXES = 4  # With "auto", fewer sandboxes than this are set up one by one.
 MIN_SETUP_SECONDS = 5.0  # With "auto", a faster set-up is not kept.
 CAPTURE_SECONDS = 900.0  # Daytona's own limit for a capture (daytonaio/daytona#4990)
 PAGE_SIZE = 100  # snapshots in one page of a list
@@ -45,10 +44,6 @@ class Environment:
         self.has_snapshot: bool | None = None
         self.is_refused = False
         self.lock = asyncio.Lock()
-
-    def is_worth_keeping(self, settings: DaytonaSettings, expected: int) -> bool:
-        """Return whether to keep the set-up of the next sandbox, if about this many sandboxes are `expected`."""
-        return not self.is_refused and (settings.setup_snapshot == "always" or expected >= MIN_SANDBOXES)
 
     async def find_snapshot(self, settings: DaytonaSettings, client: daytona.AsyncDaytona) -> bool:
         """Return whether sandboxes can start from the snapshot. Wait while Daytona changes it."""

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...sandbox.errors import ConfigurationError
 from .mounts import HostMount, read_mounts
 from .python_path import PythonPath, read_python_path
 
@@ -78,12 +77,3 @@ def _build_archive(files: HostFiles) -> bytes:
             for path, data in (mount.files or {}).items():  # The path of a mounted file is empty.
                 file.writestr(f"{mount.target[1:]}/{path}" if path else mount.target[1:], data)
     return archive.getvalue()
-
-
-def describe_unpacking_failure(output: str) -> ConfigurationError:
-    """Return the error of a sandbox that could not unpack the archive. It quotes the last line of the output."""
-    lines = output.strip().splitlines() or ["no message"]
-    return ConfigurationError(
-        f"the files of python_path and mounts could not be unpacked in a sandbox: {lines[-1][-1000:]}. "
-        "Check its free disk, and mount at paths that its user may write"
-    )

@@ -9,17 +9,14 @@ import modal
 
 from ...sandbox.cancellation import announce_removal, run_shielded
 from ...sandbox.errors import ConfigurationError, RlmBatchError, SandboxStartError
-from .. import git as repository
-from ..host_files.files import ARCHIVE_PATH, UNPACK_ARCHIVE, HostFiles, describe_unpacking_failure
+from ..host_files.files import HostFiles
 from .account import Account, get_volume, open_account, try_to_terminate
-from .errors import convert_errors, get_last_line, map_error, retry_refused, retry_until_done
+from .errors import convert_errors, get_last_line, map_error, retry_until_done
 from .handle import ModalSandboxHandle
-from .image import MIN_SANDBOXES, add_clone_to_image, build_image
+from .image import add_clone_to_image, build_image
 from .settings import ModalSettings
 
-CLONE_SECONDS = 600
 MAX_LIFETIME = 86_400  # seconds; Modal's limit
-UNPACK_SECONDS = 300
 
 log = logging.getLogger("rlm_batch.modal")
 
@@ -39,9 +36,9 @@ async def open_sandbox(
     On an error or a cancellation, leave no sandbox. Raise the errors of `SandboxProvider.open`.
     """
     account, image, volume = await open_account(settings), await build_image(settings), await get_volume(settings)
-    is_kept = settings.setup_snapshot == "always" or (settings.setup_snapshot == "auto" and expected >= MIN_SANDBOXES)
-    if commit is not None and is_kept and (clone := await add_clone_to_image(settings, image, commit)) is not None:
-        image, commit = clone, None
+    if commit is not None and settings.keeps_set_up(expected):
+        clone = await add_clone_to_image(settings, image, commit)
+        image, commit = (clone, None) if clone is not None else (image, commit)
     memory, seconds = settings.memory_mib, min(settings.lifetime + keep_seconds, MAX_LIFETIME)
     options: dict[str, Any] = {
         "app": account.app,
@@ -67,10 +64,10 @@ async def open_sandbox(
         raise
     handle = ModalSandboxHandle(sandbox, settings, files)
     try:
-        if commit is not None:
-            await _clone_repository(sandbox, settings, commit)
-        if files.archive is not None:
-            await _unpack_files(sandbox, files.archive)
+        with convert_errors("the sandbox could not be set up"):
+            if commit is not None:
+                await handle.clone_repository(commit)
+            await handle.unpack_files()
     except BaseException:
         await run_shielded(handle.remove())
         raise
@@ -116,31 +113,3 @@ async def _create(
         )
     except modal.exception.Error:
         raise reason from failure
-
-
-async def _clone_repository(sandbox: modal.Sandbox, settings: ModalSettings, commit: str) -> None:
-    """Clone the repository. Raise ConfigurationError or SandboxStartError."""
-    url = settings.repo_url or ""
-    words = ("sh", "-c", repository.FETCH_COMMIT, "clone", settings.workdir, url, commit)
-    environment = repository.build_environment(settings.repo_token)
-    with convert_errors(f"{url} could not be cloned"):
-        status, complaint = await _run(sandbox, *words, env=environment, timeout=CLONE_SECONDS)
-    if status:
-        raise repository.describe_clone_failure(url, commit, status, complaint)
-
-
-async def _unpack_files(sandbox: modal.Sandbox, archive: bytes) -> None:
-    """Upload an archive of the host's files and unpack it. Raise ConfigurationError or SandboxStartError."""
-    words = ("sh", "-c", UNPACK_ARCHIVE, "unpack", ARCHIVE_PATH, "python")
-    with convert_errors("the host's files could not be copied into the sandbox"):
-        await retry_refused(lambda: sandbox.filesystem.write_bytes.aio(archive, ARCHIVE_PATH))
-        status, complaint = await _run(sandbox, *words, timeout=UNPACK_SECONDS)
-    if status:
-        raise describe_unpacking_failure(complaint)
-
-
-async def _run(sandbox: modal.Sandbox, *command: str, **options: Any) -> tuple[int, str]:
-    """Run a command to its end; return its status and, if it failed, its standard error."""
-    process: Any = await retry_refused(lambda: sandbox.exec.aio(*command, text=False, **options))
-    status = await retry_refused(process.wait.aio)
-    return status, "" if status == 0 else (await process.stderr.read.aio()).decode("utf-8", "replace")

@@ -21,6 +21,7 @@ from .errors import convert_errors, get_last_line, retry_refused
 from .settings import ModalSettings
 
 RELOAD_SECONDS = 60
+SETUP_SECONDS = 600  # seconds for a clone or for unpacking the host's files
 FILE_SECONDS = 300.0
 
 # A program for `python -c`. It reads the driver from standard input, before the first frame, and becomes the driver. It
@@ -51,6 +52,7 @@ class ModalSandboxHandle(CloudSandbox):
 
     provider = isolation = "modal"
     memory_option = kill_memory_option = "memory_mib"
+    python = "python"
 
     def __init__(self, sandbox: modal.Sandbox, settings: ModalSettings, files: HostFiles) -> None:
         memory, volume = settings.memory_mib, settings.volume_name
@@ -61,7 +63,6 @@ class ModalSandboxHandle(CloudSandbox):
         )  # fmt: skip
         self.has_network = not settings.block_network
         self.directory = settings.workdir
-        self._provider_settings = settings
         self._sandbox = sandbox
 
     async def connect(self, receive: Callable[[bytes], None], closed: Callable[[str], None]) -> ModalChannel:
@@ -88,6 +89,13 @@ class ModalSandboxHandle(CloudSandbox):
             raise SandboxLost(
                 f"sandbox {self.id} did not reload its volume before the code was sent: {get_last_line(error)}"
             ) from error
+
+    async def run_command(self, *words: str, environment: dict[str, str] | None = None) -> tuple[int, str]:
+        process: Any = await retry_refused(
+            lambda: self._sandbox.exec.aio(*words, text=False, env={**(environment or {})}, timeout=SETUP_SECONDS)
+        )
+        status = await retry_refused(process.wait.aio)
+        return status, "" if status == 0 else (await process.stderr.read.aio()).decode("utf-8", "replace")
 
     async def stat_file(self, place: str) -> FileStatus | None:
         try:

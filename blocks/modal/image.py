@@ -13,8 +13,6 @@ from .settings import PYTHON, ModalSettings
 
 log = logging.getLogger("rlm_batch.modal")
 
-MIN_SANDBOXES = 4  # With "auto", fewer sandboxes than this clone the repository one by one.
-
 
 async def build_image(settings: ModalSettings) -> modal.Image:
     """Build the image with its set-up and packages and return it. Raise the errors of `SandboxProvider.open`."""

@@ -383,7 +383,7 @@ def test_a_block_refuses_invalid_settings_without_showing_a_secret() -> None:
         ({"memory": 2}, "need an image"),
         ({"environment": {"A=B": "hidden"}}, "'A=B' is not the name"),
         ({"environment": {"": "hidden"}}, "'' is not the name"),
-        ({"environment": {"A": "hidden\0"}}, "value of A has a null"),
+        ({"environment": {"A": "hidden\0"}}, "value has a null"),
     ]
     for fields, message in wrong:
         with pytest.raises(ConfigurationError, match=message):

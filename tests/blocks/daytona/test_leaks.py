@@ -93,16 +93,6 @@ async def test_cancelled_creations_are_deleted_when_possible_and_the_log_warns(
     assert [record.getMessage() for record in records if record.levelname == "WARNING"] == [warning] * 3
 
 
-async def test_a_creation_cancelled_at_once_leaves_no_sandbox(standin: Any) -> None:
-    await DaytonaSandbox().check()  # The first client of a process takes seconds.
-    opening = asyncio.create_task(open_sandbox(DaytonaSandbox()))
-    await asyncio.sleep(0)
-    opening.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await opening
-    await wait_until_empty(standin)
-
-
 async def test_a_creation_that_times_out_leaves_no_sandbox(standin: Any, wait_for_call: Callable[..., Any]) -> None:
     standin.set(boot_s=HOUR)
     await DaytonaSandbox().check()  # The first client of a process takes seconds.

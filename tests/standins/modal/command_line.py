@@ -1,8 +1,7 @@
-"""The command line of the Modal stand-in, and its two servers."""
+"""The two servers of the Modal stand-in."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import shutil
 import signal
@@ -25,6 +24,8 @@ Result = api_pb2.GenericResult
 
 async def serve(pipe: bool) -> None:
     """Serve until standard input ends (with `pipe`) or until SIGINT or SIGTERM."""
+    if pipe:
+        die_with_parent()
     root = Path(tempfile.mkdtemp(prefix="standin-modal-"))
     (root / "sandboxes").mkdir()
     standin = Standin(root)
@@ -63,13 +64,3 @@ async def serve(pipe: bool) -> None:
         for box in list(standin.boxes.values()):
             await standin.end(box, Result.GENERIC_STATUS_TERMINATED)
         shutil.rmtree(root, ignore_errors=True)
-
-
-def main() -> None:
-    """Read the options and serve."""
-    parser = argparse.ArgumentParser(description="A stand-in for Modal on this machine.")
-    parser.add_argument("--pipe", action="store_true", help="take requests on standard input, and end with it")
-    options = parser.parse_args()
-    if options.pipe:
-        die_with_parent()
-    asyncio.run(serve(options.pipe))
