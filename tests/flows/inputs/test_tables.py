@@ -71,17 +71,12 @@ TEXTS = [
     ["3.14159265358979323846", "2.5"],
     ["1E5", "abc"],
     ["1", "nan"],
-    ["1.5", "-inf", "Infinity"],
     ["1", "NA"],
-    ["1", "None", "null"],
     ["1", "1_000"],
     ["1", "0x10"],
     ["1", "\u0661"],
     ["true", "1"],
-    ["true", "yes"],
     ["1.", "."],
-    ["1", "two", ""],
-    ["2024-01-01", "1.2.3"],
     ['"[64,64]"', '"{}"'],
     ['"1,5"', '"2,5"'],
 ]
@@ -118,14 +113,10 @@ MISFITS: list[tuple[str | bytes, Any, list[str]]] = [
     ("n,x\n1,2\n3,a\n", {"x": "int"}, ["line 3", "column 'x'", "'a' is no int", "--types x=str"]),
     ("n,x\n1,2\n3,2.5\n", {"x": "int"}, ["line 3", "'2.5' is no int"]),
     ("n,x\n1,2\n3,1_000\n", {"x": "int"}, ["line 3", "'1_000' is no int"]),
-    ('n,x\n"1\n\n",2\n3,b\n', {"x": "float"}, ["line 5", "'b' is no float"]),
     ("n,x\n1,2\n3,4,5\n", None, ["line 3", "has 3 cells, and the header has 2: n, x"]),
-    ("n,x\n1,2\n3\n4,5,6\n", None, ["line 3"]),
     ("n,x\n1,2\n\n3,4\n5\n", None, ["line 5"]),
     ("n,x\n1,nan\n3,12e4567\n", {"x": "float"}, ["line 3", "'12e4567' is no float"]),
-    ("n,x\n1,-inf\n3,-1e-4567\n", {"x": "float"}, ["line 3", "'-1e-4567' is no float"]),
     (b"n,x\n1,a\n2,b\n3,\xe9t\xe9\n", None, ["is not text in UTF-8", "Save it as UTF-8"]),
-    (b"n,\xe9\n1,a\n", None, ["is not text in UTF-8"]),
     ('n,x\n1,"2\n3,4\n', None, ["is not CSV", "unexpected end of data"]),
     ("n,n\n1,2\n", None, ["two columns 'n'"]),
     ('x\n1\n"{""a"": 1, ""a"": 2}"\n', "json", ["line 3", "column 'x'", "the key 'a' is twice"]),
@@ -174,36 +165,22 @@ def test_files_written_by_python_and_pandas_are_read_correctly(tmp_path: Path) -
 
 
 def test_trailing_empty_rows_are_ignored_and_inner_ones_are_executions(tmp_path: Path) -> None:
-    assert read(tmp_path, 'x,y\n1,2\n,\n3,4\n,\n" ",""\n') == [
-        {"x": 1, "y": 2},
-        {"x": None, "y": None},
-        {"x": 3, "y": 4},
-    ]
+    rows = read(tmp_path, 'x,y\n1,2\n,\n3,4\n,\n" ",""\n')
+    assert [(row["x"], row["y"]) for row in rows] == [(1, 2), (None, None), (3, 4)]
     (tmp_path / "in.csv").write_text("x,y\n,\n")
     with pytest.raises(ConfigurationError, match="has no rows: give at least one row"):
         read_inputs(str(tmp_path / "in.csv"))
-
-
-def test_variable_names_in_a_list_are_checked_and_a_text_is_a_path(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"item 2 of inputs: the variable '0' has a name .*: rename it"):
-        read_inputs([{"x": 1}, {"0": 1}])
-    for text in ("x=1,2", str(tmp_path / "data.txt")):
-        with pytest.raises(ConfigurationError, match="it does not exist, and a text is taken as a path"):
-            read_inputs(text)
 
 
 LIKELY_CAUSES: list[tuple[str, bytes, str]] = [
     ("in.csv", b",x\n0,1\n", "column 1 has no name: name it, or save a DataFrame without index"),
     ("in.csv", b"Unnamed: 0,x\n0,1\n", "column 1 has no name"),
     ("in.csv", b"0.1,32\n0.2,64\n", "'0.1' has a name that Python code cannot use: rename it"),
-    ("in.csv", b"learning rate\n1\n", "rename it"),
     ("in.csv", b"SUBMIT\n1\n", "'SUBMIT' has the name of a function"),
     ("in.jsonl", b'{"x": 1}\n{"VOLUME": 1}\n', "line 2 of .*'VOLUME' has the name of a function"),
     ("in.json", b'[{"x": 1},\n\n {"VOLUME": 1}]', "item 2 of .*'VOLUME' has the name of a function"),
-    ("in.csv", b"__name__\n1\n", "'__name__' has the name of a function"),
     ("in.jsonl", b'{"x": 1}\n{"x": 1e400}\n', "line 2 of .*1e400 is more than a number can be"),
     ("in.xlsx", b"PK\x03\x04", "is not JSON lines .*: convert or rename it"),
-    ("in.csv", b"PK\x03\x04\x14\xff", "is not text in UTF-8 .* Save it as UTF-8"),
     ("in.csv", "x,y\n1,été\n".encode("latin-1"), "is not text in UTF-8 .* Save it as UTF-8"),
     ("in.csv.gz", pack(b"x\n1\n" * 99)[:-9], "is damaged, or not compressed as .gz says: .*ended before"),
     ("in.csv.gz", b"x\n1\n", "is damaged, or not compressed as .gz says: Not a gzipped file"),
@@ -211,11 +188,9 @@ LIKELY_CAUSES: list[tuple[str, bytes, str]] = [
     ("in.json", b'[{"x": 1},\n 5]', "item 2 of .* is an int, and must be an object"),
     ("in.json", b'[{"x": 1}\n {"x": 2}]', "in.json is not JSON: Expecting ',' delimiter: line 2 column 2"),
     ("in.json", b'[{"x": 1}] 2', "in.json is not JSON: Extra data"),
-    ("in.json", b'[{"x": 1}', "in.json is not JSON"),
     ("in.jsonl", b'{"x": 1}\n{"x": 1, "x": 2}\n', "line 2 of .* is not JSON: the key 'x' is twice"),
     ("in.json", b"[]", "has no rows: give at least one row"),
     ("in.csv", codecs.BOM_UTF8 + b"x;y\n1;2\n", "has ';' between its cells: save it with commas"),
-    ("in.csv.gz", pack(b"x|y\n1|2\n"), r"has '\|' between its cells: save it with commas"),
 ]
 
 
@@ -270,12 +245,19 @@ def test_an_array_of_data_has_an_item_for_each_chunk_item(tmp_path: Path) -> Non
         assert list(build_chunks(None, str(tmp_path / "in.json"), 9)) == [{"chunk_id": "0", "data": items}]
 
 
-def test_types_need_a_csv_file(tmp_path: Path) -> None:
+def test_inputs_that_no_file_explains_are_refused(tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text('{"x": 1}\n')
-    with pytest.raises(ConfigurationError, match="there is none: leave it out"):
-        read_inputs(str(tmp_path / "in.jsonl"), {"x": "int"})
-    with pytest.raises(ConfigurationError, match="there is none: leave it out"):
-        read_inputs([{"x": 1}], "json")
+    missing = "it does not exist, and a text is taken as a path"
+    cases: list[tuple[Any, Any, str]] = [
+        ([{"x": 1}, {"0": 1}], None, r"item 2 of inputs: the variable '0' has a name .*: rename it"),
+        ("x=1,2", None, missing),
+        (str(tmp_path / "data.txt"), None, missing),
+        (str(tmp_path / "in.jsonl"), {"x": "int"}, "there is none: leave it out"),
+        ([{"x": 1}], "json", "there is none: leave it out"),
+    ]
+    for inputs, types, words in cases:
+        with pytest.raises(ConfigurationError, match=words):
+            read_inputs(inputs, types)
 
 
 def test_chunks_from_csv_keep_their_ids_as_written(tmp_path: Path) -> None:

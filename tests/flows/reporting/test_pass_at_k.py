@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import random
 import re
 
 import pytest
@@ -81,18 +80,12 @@ def test_the_type_of_an_error_says_whether_rates_count_it(name: str) -> None:
     assert summary.unfinished == (name not in CODE_FAILURES)
 
 
-@pytest.mark.parametrize("kind", [errors.QueryError, errors.VolumeError])
-@pytest.mark.parametrize("is_of_code", [True, False])
-def test_an_error_of_a_volume_or_a_model_says_whether_the_code_is_its_cause(kind, is_of_code):
-    failure = Failure(kind("text", is_failure_of_code=is_of_code), Meta(index=0))
-    for outcome in (failure, outcome_from_json(json.loads(json.dumps(outcome_to_json(failure))))):
-        assert get_status(outcome) == ("failed" if is_of_code else "unfinished")
-
-
-def test_code_whose_recursive_model_submitted_nothing_counts_as_failed():
-    unsolved = Meta(index=0, queries=QuerySummary(asked=1, failed=1, unsolved=1))
-    failure = Failure(CodeError("no", type="QueryError"), unsolved)
-    assert get_status(outcome_from_json(outcome_to_json(failure))) == "failed"
+@pytest.mark.parametrize(("is_of_code", "status"), [(True, "failed"), (False, "unfinished")])
+def test_an_error_of_a_volume_or_a_model_says_whether_the_code_is_its_cause(is_of_code, status):
+    for kind in (errors.QueryError, errors.VolumeError):
+        failure = Failure(kind("text", is_failure_of_code=is_of_code), Meta(index=0))
+        for outcome in (failure, outcome_from_json(json.loads(json.dumps(outcome_to_json(failure))))):
+            assert get_status(outcome) == status
 
 
 def test_code_whose_model_did_not_answer_is_left_out():
@@ -101,6 +94,9 @@ def test_code_whose_model_did_not_answer_is_left_out():
     own = Failure(CodeError("no", type="QueryError"), Meta(index=0))  # a class of the code with the same name
     estimate = pass_at_k([*samples("+"), *refused, own], 1, by=[])
     assert (estimate.value, estimate.unfinished) == (0.5, 2)
+    # The recursive model answered, but submitted nothing.
+    unsolved = Meta(index=0, queries=QuerySummary(asked=1, failed=1, unsolved=1))
+    assert get_status(Failure(CodeError("no", type="QueryError"), unsolved)) == "failed"
 
 
 @pytest.mark.parametrize(
@@ -115,18 +111,6 @@ def test_code_whose_model_did_not_answer_is_left_out():
 def test_the_interval_is_wilsons_and_has_a_width_at_its_ends(verdicts, low, high):
     estimate = pass_at_k(samples(*verdicts), 1)
     assert (round(estimate.low, 3), round(estimate.high, 3)) == (low, high)
-
-
-def test_the_interval_contains_the_truth_in_about_95_of_100_runs():
-    numbers = random.Random(1)
-    hits = 0
-    for _ in range(120):
-        # Each of 20 inputs has its own chance to pass, with a mean of 0.3.
-        chances = [numbers.betavariate(0.6, 1.4) for _ in range(20)]
-        verdicts = ["".join("+" if numbers.random() < chance else "-" for _ in range(5)) for chance in chances]
-        estimate = pass_at_k(samples(*verdicts), 1)
-        hits += estimate.low <= 0.3 <= estimate.high
-    assert 0.91 <= hits / 120 <= 0.99
 
 
 @pytest.mark.parametrize(
