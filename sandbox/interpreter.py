@@ -317,7 +317,7 @@ class Interpreter:
             return
         self._received_at = asyncio.get_running_loop().time()
         for pending, call in self._protocol.receive(data):
-            if pending.refusal:
+            if pending.ended.is_set():
                 continue
             if pending.calls is None:
                 pending.calls = CallQueue(partial(self._call_tool, pending), pending.caller_context)

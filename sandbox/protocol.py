@@ -65,7 +65,7 @@ class PendingExecution:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     calls: CallQueue | None = None
     output: dict[str, list[str]] = field(default_factory=lambda: {"stdout": [], "stderr": []})
-    files: bytes = b"[]"
+    files: bytes = b""
     value: bytes | None = None
     displays: list[bytes] = field(default_factory=list[bytes])
     end: Frame | None = None
@@ -256,7 +256,7 @@ class DriverProtocol:
                 self._take_frame(header, body, calls)
         except BadFrameError as error:
             self.close(f"it sent invalid data ({error})")
-        return [(pending, call) for pending, call in calls if pending.end is None]
+        return calls
 
     def _take_frame(
         self, header: dict[str, Any], body: bytes | None, calls: list[tuple[PendingExecution, Call]]
@@ -280,7 +280,7 @@ class DriverProtocol:
                 raise BadFrameError("output that is not text")
             pending.add_output(stream, text, dropped)
         elif op == "files":
-            pending.files = body or b"[]"
+            pending.files = body or b""
         elif op == "value":
             pending.value = body
         elif op == "display":

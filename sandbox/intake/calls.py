@@ -109,16 +109,16 @@ class CallLimit:
             CallLimit._all_bytes -= call.json_bytes
             if call.is_running:
                 CallLimit._all_running_bytes -= call.size
-        self._wake_all()
+        if self._wakes:
+            self._wake_all()
 
     def end(self) -> None:
         """Wake the waiting calls of an execution that no longer needs their answers."""
         self.has_ended = True
-        self._wake_all()
+        if self._wakes:
+            self._wake_all()
 
     def _wake_all(self) -> None:
-        if not self._wakes:
-            return
         with self._lock:
             wakes, CallLimit._wakes = self._wakes, set()
         for wake in wakes:

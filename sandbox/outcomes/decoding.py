@@ -27,7 +27,9 @@ MAX_SECONDS = 1e9  # longest credible run time, 30 years; larger values did not 
 def decode_end(pending: PendingExecution, header: dict[str, Any], body: bytes) -> Result:
     """Return the result in an execution's last frame, or raise the error in it."""
     is_pruned, meta = pending.reports.is_pruned, _decode_usage(header)
-    meta |= {"files": _decode_files(pending.files), **_decode_shown(pending.value, pending.displays)}
+    if pending.files:
+        meta["files"] = _decode_files(pending.files)
+    meta |= _decode_shown(pending.value, pending.displays)
     if header["status"] == "finished":
         return Result({}, pending.build_meta(**meta, exited=body == EXITED))
     if header["status"] == "submitted":

@@ -145,8 +145,9 @@ class ExecutionRequest:
         taken = {*PROVIDED_NAMES, *self.tools, *(QUERY_ERROR_NAMES if self.queries is not None else ())}
         for name in names:
             check_variable_name(name, taken=taken)
-        large = [name for name, value in (self.encoded or {}).items() if value.is_large]
-        self.files = {name: f"{OWN_FILE_PREFIX}-{uuid.uuid4().hex}.json" for name in large}
+        for name, value in (self.encoded or {}).items():
+            if value.is_large:
+                self.files[name] = f"{OWN_FILE_PREFIX}-{uuid.uuid4().hex}.json"
         fields: dict[str, Any] = {
             "code": self.code,
             "names": [name for name in self.tools if name not in query_tools],
