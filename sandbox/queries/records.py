@@ -49,14 +49,17 @@ class Model(Protocol):
 
     async def ask(self, messages: list[Message], options: RequestOptions = DEFAULT_OPTIONS) -> Answer:
         """Return the model's answer. Raises QueryError, or EmptyAnswerError for an answer that is no whole one."""
+        ...
 
     async def estimate_max_usage(
         self, messages: list[Message], options: RequestOptions = DEFAULT_OPTIONS, *, is_priced: bool = True
     ) -> Estimate:
         """Return the most that a call can use. Without `is_priced`, prices are 0. Raises ConfigurationError."""
+        ...
 
     def fingerprint(self) -> dict[str, Any]:
         """Return, as JSON and without secrets, the settings that change answers: model, address and sampling."""
+        ...
 
 
 @dataclass(slots=True)

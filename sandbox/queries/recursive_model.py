@@ -280,6 +280,7 @@ class Conversation:
         answer = None
         try:
             answer = await session.ask(session.root_model, messages, query)
+            return answer
         except EmptyAnswerError as error:
             answer = error.answer
             raise
@@ -288,7 +289,6 @@ class Conversation:
                 turn["usage"] = asdict(before + answer.usage)
                 if answer.thoughts:
                     turn["thoughts"] = shorten(answer.thoughts)
-        return answer
 
     async def _compact(self, query: Query, session: QuerySession, turn: dict[str, Any]) -> None:
         """Replace the messages before the next turn by a summary, if the prompt has become too long."""
