@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 
 from ..wire.names import MAX_PROMPTS
 from ..wire.strict_json import dumps
-from .session import Message, RequestOptions
+from .session import Message
 
 MAX_MESSAGES = 1000  # messages of one question, and parts of one message
 MAX_SCHEMA_CHARACTERS = 64 * 1024  # characters of a schema as JSON
@@ -99,11 +99,6 @@ class FlatRequest(BaseModel):
         except ValidationError as error:
             problem = error.errors()[-1]
             raise ValueError(f"{problem['loc'][0]}: {problem['msg']}") from None
-
-    @property
-    def options(self) -> RequestOptions:
-        """Return the options of the requests."""
-        return RequestOptions(self.temperature, self.max_tokens, self.response_format)
 
     def build_messages(self, prompt: Any) -> list[Message]:
         """Return the messages of one of the prompts. The images go with the last message."""

@@ -13,7 +13,7 @@ from ..errors import BudgetExceeded, DeadlineExceeded, DepthExceeded, QueryError
 from ..model_reply import read_value
 from ..wire.names import MAX_PROMPTS
 from .flat_request import FlatRequest, find_last_text
-from .session import FLAT_KIND, RECORDED_CHARACTERS, Query, QuerySession
+from .session import FLAT_KIND, RECORDED_CHARACTERS, Query, QuerySession, RequestOptions
 
 
 @dataclass(frozen=True, slots=True, config=ConfigDict(strict=True))
@@ -67,15 +67,16 @@ class Queries:
             "rlm_query_batched": self._ask_recursive_model,
         }
 
-    async def _ask_model(self, prompts: Any, **options: Any) -> list[dict[str, str]]:
-        session, request = self.session, FlatRequest.read(prompts, **options)
+    async def _ask_model(self, prompts: Any, **arguments: Any) -> list[dict[str, str]]:
+        session, request = self.session, FlatRequest.read(prompts, **arguments)
+        options = RequestOptions(request.temperature, request.max_tokens, request.response_format)
         chosen = session.flat_model if request.model is None else session.models.get(request.model)
 
         async def answer(prompt: Any, query: Query, _place: int) -> str:
             if chosen is None:
                 names = ", ".join(map(repr, session.models)) or "none, because models is not set"
                 raise QueryError(f"no model {query.model!r} is allowed here: the names are {names}")
-            text = (await session.ask(chosen, request.build_messages(prompt), query, request.options)).text
+            text = (await session.ask(chosen, request.build_messages(prompt), query, options)).text
             return text if request.response_format is None else read_value(text)
 
         name = str(request.model)[:RECORDED_CHARACTERS] if chosen is None else chosen.name

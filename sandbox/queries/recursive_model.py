@@ -39,10 +39,8 @@ PLAIN_CHARACTERS = 300_000  # characters of a plain query's prompt; about 75,000
 READ_CONTEXT = """
 with open({path!r}, encoding="utf-8", errors="replace", newline="") as file:
     text = file.read()
-left_out = len(text) - 2 * {half}
-if left_out > 0:
-    text = f"{{text[:{half}]}}\\n[... {{left_out:,}} characters left out ...]\\n{{text[-{half}:]}}"
-SUBMIT(text)
+left_out = f"\\n[... {{len(text) - 2 * {half}:,}} characters left out ...]\\n"
+SUBMIT(text if len(text) <= 2 * {half} else text[:{half}] + left_out + text[-{half}:])
 """
 
 INSTRUCTIONS = """\
@@ -320,7 +318,8 @@ async def _answer_plainly(
     """Ask the model of `llm_query` once, with the context in the prompt as far as it fits."""
     session, model = queries.session, queries.session.flat_model
     query.is_plain, query.model = True, model.name
-    half, text = max(0, PLAIN_CHARACTERS - len(prompt)) // 2, context.text
+    half = max(0, PLAIN_CHARACTERS - len(prompt)) // 2
+    text = shorten(context.text, 2 * half)
     if context.path:
         left = session.check_seconds_left()
         result = await interpreter.execute(
@@ -330,7 +329,7 @@ async def _answer_plainly(
             index=queries.numbers,
         )
         text = str(result["answer"])
-    content = "\n\n".join(filter(None, (prompt, shorten(text, 2 * half))))
+    content = "\n\n".join(filter(None, (prompt, text)))
     return (await session.ask(model, [{"role": "user", "content": content}], query)).text
 
 
