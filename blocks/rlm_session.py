@@ -82,7 +82,7 @@ class RlmSession:
         self._provider = provider
         self._settings = settings
         self._timeout = timeout  # seconds for each question; None for no limit
-        self._keywords = keywords  # of the interpreter, such as `language_model` and `tools`
+        self._keywords = keywords  # keywords of the interpreter, such as `language_model`
         self._lock = asyncio.Lock()  # One question at a time.
         self._is_shut_down = False
         self._sandbox: _SessionSandbox | None = None
@@ -125,13 +125,13 @@ class RlmSession:
     ) -> SessionAnswer:
         """Ask a question and return the answer. Questions that are asked at the same time wait for each other.
 
-        After an error the session goes on: the model keeps its names and messages. `answers[-1]` has the turns and the
-        costs of the question.
+        After an error the session stays open: the model keeps its names and messages. `answers[-1]` has the turns and
+        the costs of the question.
 
         Args:
             query: The question.
             context: The new value of the code's variable `context`, as for `open_rlm`. Default: the last one.
-            context_volume_path: Path of a text on the provider's volume, in the place of `context`. Default: none.
+            context_volume_path: Path of a text on the provider's volume, instead of `context`. Default: none.
             timeout: Seconds for the question. Default: the session's `timeout`.
 
         Returns:
@@ -186,7 +186,7 @@ class RlmSession:
         return interpreter, self._conversation, sandbox
 
     async def _ask(self, query: str, source: tuple[Any, str | None] | None, timeout: float | None) -> SessionAnswer:
-        """Ask about the context of `source`, or about the last one if it is None."""
+        """Ask about the context of `source`, or about the last one without a source."""
         interpreter, conversation, sandbox = await self._open()
         if source is not None or self._context is None:
             source = source or self._source
@@ -279,10 +279,10 @@ def open_rlm(
             Default: "local".
         context: What the questions are about, the variable `context` of the model's code: a text, a list, a dict, or
             the `pathlib.Path` of a text file. A list of paths becomes a dict of names and texts. Default: none.
-        context_volume_path: Path of a text on the provider's volume, in the place of `context`. Default: none.
+        context_volume_path: Path of a text on the provider's volume, instead of `context`. Default: none.
         sub_model: The model for `llm_query`, named as `language_model`. Default: that of `language_model`.
         instructions: Text to add to the model's instructions. Default: none.
-        system_prompt: Text in the place of the model's instructions. Default: the built-in text.
+        system_prompt: Text that replaces the model's instructions. Default: the built-in text.
         output_type: Type of the answers, as for `rlm`. Default: any JSON value.
         max_turns: Turns for each question. Default: 20.
         max_errors: Failed turns in a row at which a question ends. Default: no limit.

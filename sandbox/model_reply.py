@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 # DeepSeek, Qwen, Claude, Seed, LongCat, EXAONE, Gemini and Reka write such names in tags. Mistral, Kimi, Cohere,
-# OpenThinker and gpt-oss have tags of their own.
+# OpenThinker and gpt-oss have other tags.
 NAME = r"(?:[a-z]{1,10}[:_])?(?:think|thinking|thoughts?|reasoning)"
 OPENING_TAG = (
     rf"< ?{NAME}(?:\s[^<>]*)?(?<!/)>|\[THINK(?:ING)?\]|◁think▷|<\|START_THINKING\|>|<\|begin_of_thought\|>"
@@ -294,7 +294,7 @@ class _Fences:
         return remove_indent(self._text[block.start : block.end])
 
     def _is_wrapper(self, outer: re.Match[str], inner: re.Match[str]) -> bool:
-        """Return whether a fence directly around another one has no block of its own.
+        """Return whether a fence directly around another one has no block itself.
 
         A longer fence before further blocks has one: an example.
         """

@@ -37,7 +37,7 @@ class ModelAccess:
     """A model, and the limits on the queries of each top-level execution."""
 
     model: LanguageModelSettings
-    sub_model: LanguageModelSettings | None = None  # for flat queries; None for that of `model`
+    sub_model: LanguageModelSettings | None = None  # the model of flat queries; None: that of `model`
     models: Mapping[str, LanguageModelSettings] = field(default_factory=dict[str, LanguageModelSettings])  # for code
     batch_concurrency: int = 4  # requests at the same time; this suits a server that only one person uses
     max_depth: int = 2  # This allows a recursive model to ask another one.

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 from .credentials import CredentialMask
 
 PROVIDER = "openai"
-NO_KEY = "none"  # for servers without keys: OpenAI's client requires one
+NO_KEY = "none"  # OpenAI's client requires a key, and some servers have none.
 MAX_ERROR_CHARACTERS = 2000  # characters of an answer without a message
 # Arguments that LiteLLM's own client would pass on to the server in this form.
 ARGUMENTS = {
@@ -77,5 +77,5 @@ async def send(
         cost = litellm.completion_cost(completion_response=response, model=model, custom_llm_provider=PROVIDER)
     except Exception:  # noqa: BLE001 - LiteLLM raises a plain Exception for a model without a price
         cost = None
-    response._hidden_params["response_cost"] = cost  # where LiteLLM's client puts it
+    response._hidden_params["response_cost"] = cost  # LiteLLM's client puts it here.
     return response

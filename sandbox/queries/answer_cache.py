@@ -61,7 +61,7 @@ class AnswerCache:
         self._store = store
         self._locks = WeakValueDictionary[str, asyncio.Lock]()  # held while the question with this key is asked
         self.execution = execution
-        self._counts = Counter[str]()  # how often an execution asked each question
+        self._counts = Counter[str]()  # number of times that an execution asked each question
         self.hits = 0  # questions answered without a request
 
     async def get_answer(self, key: str, model: str, ask: Callable[[], Awaitable["Answer"]]) -> "Answer | str":

@@ -17,7 +17,7 @@ from ..errors import ConfigurationError
 from ..model_reply import read_value
 
 MAX_NUMBER_CHARACTERS = 1000  # longest number that keeps all digits
-MAX_PROBLEM_CHARACTERS = 500  # of the problems that the model reads
+MAX_PROBLEM_CHARACTERS = 500  # longest text of problems that the model reads
 TEXT = {"type": "string"}  # schema of a text
 EXAMPLES = "use a type such as int, list[str] or a pydantic model, or a JSON schema"
 
@@ -171,5 +171,5 @@ def _make_validator(schema: dict[str, Any]) -> Any:
     from jsonschema.validators import Draft202012Validator, validator_for
     from referencing import Registry
 
-    # A registry of one's own: by default, jsonschema would fetch references to other documents.
+    # An empty registry: by default, jsonschema would fetch references to other documents.
     return validator_for(schema, default=Draft202012Validator)(schema, registry=Registry())

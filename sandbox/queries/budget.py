@@ -58,7 +58,7 @@ class Estimate(NamedTuple):
         return self.prompt_tokens * self.prompt_price + self.answer_tokens * self.answer_price
 
 
-NO_ESTIMATE = Estimate()  # for budgets that limit only calls
+NO_ESTIMATE = Estimate()  # the estimate of budgets that limit only calls
 
 
 class Budget:
@@ -89,7 +89,7 @@ class Budget:
         self._cost = cost
         self._ancestry: list[Budget] = [self] if parent is None else [self, *parent._ancestry]
         self.usage = Usage()  # total of settled calls
-        self._reserved: list[Estimate] = []  # of running calls
+        self._reserved: list[Estimate] = []  # expected usage of running calls
         # Only the last ancestor uses these: the next settled call, and the largest shares that settled calls have used.
         self._settled = asyncio.Event()
         self._shares: tuple[float, float] | None = None  # share of the prompt, share of the answer

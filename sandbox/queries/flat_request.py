@@ -78,7 +78,7 @@ def _check_schema(schema: dict[str, Any]) -> dict[str, Any]:
 class FlatRequest(BaseModel):
     """The arguments of one call of `llm_query` or `llm_query_batched`."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)  # also of the parts above
+    model_config = ConfigDict(extra="forbid", strict=True)  # The parts above have the same settings.
     prompts: Annotated[
         list[str | Annotated[list[PromptMessage], Field(min_length=1, max_length=MAX_MESSAGES)]],
         Field(max_length=MAX_PROMPTS),

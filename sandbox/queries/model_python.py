@@ -45,7 +45,7 @@ class ModelPython:
         self.output = ""  # all output of the last turn, of which the turn has at most OUTPUT_CHARACTERS
         self._queries: Queries
         self._context = NO_CONTEXT
-        self._name = ""  # of the context in the sandbox
+        self._name = ""  # name of the context in the sandbox
         self._has_context = False  # the process has the variable `context`
         self._known_history: list[dict[str, Any]] | None = None  # the value that the process has
 
@@ -93,7 +93,7 @@ class ModelPython:
     async def run(self, code: str) -> tuple[str, Result | None]:
         """Run a block. Return the text that the model sees, and the result, or None if the code failed.
 
-        Raises RlmBatchError if the sandbox is lost, or the time is over.
+        Raises RlmBatchError if the sandbox is lost, or no time is left.
         """
         lost = ""
         try:

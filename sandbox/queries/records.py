@@ -81,7 +81,7 @@ class Query:
     children: list[Query] = field(default_factory=list["Query"])
     is_plain: bool = False  # A model answered a recursive query without Python, because of its depth.
     query_count: int = 0  # number of the ended queries below it
-    query_usage: Usage = field(default_factory=Usage)  # of the ended queries below it
+    query_usage: Usage = field(default_factory=Usage)  # usage of the ended queries below it
     id: str = ""  # set if the session has a transcript
     parent_id: str = ""
     sent: list[Message] = field(default_factory=list[Message])  # the last request's messages and its answer

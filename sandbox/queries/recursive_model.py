@@ -63,7 +63,7 @@ expression is shown too.
 - Check a result before you submit it. SUBMIT ends your work at once, so call it after you have seen the result.
 
 {turns}"""
-PLACEHOLDER = re.compile(r"\{(names|turns|network|output|instructions)\}")  # what a system prompt can contain
+PLACEHOLDER = re.compile(r"\{(names|turns|network|output|instructions)\}")  # placeholders of a system prompt
 LLM_NAMES = """\
 - `llm_query(prompt)` asks a model and returns its answer as text. The model sees the prompt alone, of up to some
   500,000 characters.
@@ -108,8 +108,8 @@ class RecursionSettings:
     max_turns: PositiveInt = 20  # replies with code. After the last one, the model has one more to submit its answer.
     max_errors: PositiveInt | None = None  # turns in a row without code, or with failing code, that end the query
     instructions: str = ""  # text that is added to the model's instructions
-    system_prompt: str = ""  # text in the place of the built-in instructions
-    answer_type: AnswerType | None = None  # of the answers to queries of plain code; None for any JSON value
+    system_prompt: str = ""  # text that replaces the built-in instructions
+    answer_type: AnswerType | None = None  # type of the answers to plain code; None for any JSON value
     on_depth: Literal["error", "plain"] = "error"  # refuse a recursive query beyond the greatest depth, or ask once
     compact_tokens: PositiveInt | None = None  # tokens of a prompt from which the earlier turns are summarized
 

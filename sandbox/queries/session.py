@@ -64,8 +64,8 @@ class QuerySession:
     Cached answers use no budget and are not tracked.
     """
 
-    root_model: Model  # for the turns of recursive queries
-    flat_model: Model  # for `llm_query`
+    root_model: Model  # the model of recursive queries
+    flat_model: Model  # the model of `llm_query`
     budget: Budget
     concurrency: int  # maximum number of concurrent requests
     models: Mapping[str, Model] = field(default_factory=dict[str, Model])  # the models that code may choose, by name

@@ -153,7 +153,7 @@ class TranscriptReader:
 
     def __init__(self, path: PathOrLocation) -> None:
         self._ledger = Ledger(path, part_kind=REQUESTS)
-        self._positions: dict[str, list[LinePosition]] = {}  # by the id of the session
+        self._positions: dict[str, list[LinePosition]] = {}  # lines by the id of the session
         for part in self._ledger.list_parts():
             for raw, position in read_raw_lines(part):
                 line = parse_form(raw, position.part, REQUEST_FORMS)
