@@ -98,7 +98,7 @@ def create_sandbox(
     totals = plan_totals(settings, level)
     group = SandboxGroup(find_parent().path / folder.name, totals.grouped)
     try:
-        uid = _make_folder(folder, has_own_user=has_own_user)
+        uid = _make_folder(folder, is_new=kept is None, has_own_user=has_own_user)
         if libraries.copied_modules is not None and kept is None:
             (folder / COPIED_MODULES).mkdir()
             libraries.copied_modules.write(folder / COPIED_MODULES)
@@ -113,32 +113,34 @@ def create_sandbox(
             remove_folder(folder)
         where = error.filename or folder.parent
         raise SandboxStartError(f"a sandbox could not be created ({where}): {error.strerror}") from error
-    own = (
+    work, tmp, python = (
         (*OWN_DIRECTORIES, PYTHON_MOUNT)
         if is_bubblewrap
-        else tuple(f"{folder}/{name}" for name in ("work", "tmp", "python"))
+        else (f"{folder}/{name}" for name in ("work", "tmp", "python"))
     )
-    writable, readable = (*own[:2], *(mount.target for mount in volumes)), (own[2], *packages, *modules, *scripts)
-    confinement = build_confinement(settings, level, uid, writable, readable, host_mounts)
+    volume_paths = [mount.target for mount in volumes]
+    confinement = build_confinement(
+        settings, level, uid, (work, tmp, *volume_paths), (python, *packages, *modules, *scripts), host_mounts
+    )
     confinement["limits"]["RSS"] = compute_mark(folder)
     if gid is not None:
         confinement.update(gid=gid, umask=UMASK)
     driver_settings = DriverSettings(
-        cwd=own[0],
-        volume=next((mount.target for mount in volumes), None),
-        environment={"PATH": CODE_PATH, **settings.build_host_environment(*own[:2])},
-        temporary=[own[1], "/dev/shm"] if is_bubblewrap else [own[1]],
+        cwd=work,
+        volume=next(iter(volume_paths), None),
+        environment={"PATH": CODE_PATH, **settings.build_host_environment(work, tmp)},
+        temporary=[tmp, "/dev/shm"] if is_bubblewrap else [tmp],
         path=packages,
         python_path=modules,
-        executable=f"{own[2]}/bin/python",
+        executable=f"{python}/bin/python",
         heartbeat=None,  # On one machine the end of the wire is enough.
         lifetime=settings.lifetime,
         confinement=confinement,
     )
-    # At most half of the total memory, because files in /dev/shm stay when the code that wrote them was killed.
-    shm_mib = min(settings.memory_mib, (settings.total_memory_mib or 2 * settings.memory_mib) // 2)
     launch = Launch(folder, is_bubblewrap)
     if is_bubblewrap:
+        # At most half of the total memory, because files in /dev/shm stay when the code that wrote them was killed.
+        shm_mib = min(settings.memory_mib, (settings.total_memory_mib or 2 * settings.memory_mib) // 2)
         mounts = (*volumes, *itertools.chain(*shared), *(Mount(str(each.source), each.target) for each in host_mounts))
         disk_mib = 0 if kept else settings.disk_mib or 0
         launch = Launch(folder, is_bubblewrap, mounts, shm_mib * MIB, python_directory, disk_mib * MIB)
@@ -149,20 +151,20 @@ def create_sandbox(
     return handle
 
 
-def _make_folder(folder: Path, *, has_own_user: bool) -> int | None:
-    """Create the directories of a sandbox that are missing, and return the id of the user that runs its code."""
+def _make_folder(folder: Path, *, is_new: bool, has_own_user: bool) -> int | None:
+    """Create the directories of a new sandbox, or clean up a kept one's, and return the id of the code's user."""
     uid = None
+    if is_new:
+        folder.mkdir(mode=0o700)
+    else:
+        remove_python_directory(str(folder / "python"))
     if has_own_user:
-        work = folder / "work"
-        uid = work.stat().st_uid if work.exists() else FIRST_UID + int.from_bytes(os.urandom(3), "big")
-    folder.mkdir(mode=0o700, exist_ok=True)
+        uid = FIRST_UID + int.from_bytes(os.urandom(3), "big") if is_new else (folder / "work").stat().st_uid
     for path in (folder / "work", folder / "tmp"):
-        path.mkdir(exist_ok=True)
+        path.mkdir(exist_ok=not is_new)
         path.chmod(0o755)  # Override a strict umask: a root host's supervisor enters without root's rights.
         if uid is not None:
             os.chown(path, uid, uid)
-    if (folder / "python").exists():  # in a kept sandbox
-        remove_python_directory(str(folder / "python"))
     if uid is not None:
         # The code may only pass through the folder itself.
         os.chown(folder, 0, uid)
