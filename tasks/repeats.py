@@ -1,12 +1,14 @@
 """Repeats: the numbers of a run's executions, if each input runs several times."""
 
+import ast
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ..sandbox.errors import ConfigurationError
-from ..sandbox.requests.global_names import defines_global, reads_global
+from ..sandbox.model_reply import parse_python, read_program
+from ..sandbox.requests.function_code import find_parameters
 
 REPEAT = "repeat"  # the variable with the number of the repeat
 
@@ -65,8 +67,34 @@ class RepeatedItems:
 
 @lru_cache(maxsize=100)
 def reads_repeat(code: str, prepare: str | None) -> bool:
-    """Return whether code reads the variable `repeat`, and `prepare` does not define it."""
-    return reads_global(code, REPEAT) and (prepare is None or not defines_global(prepare, REPEAT))
+    """Return whether code reads the variable `repeat`, and neither defines it nor finds it defined by `prepare`.
+
+    The code of a function reads its parameters. Code that Python cannot compile reads nothing.
+    """
+    if REPEAT not in code:
+        return False
+    if prepare is not None and REPEAT in prepare and {ast.Store, ast.stmt} & _find_uses(prepare):
+        return False
+    parameters = find_parameters(code)
+    if parameters is not None:
+        return REPEAT in parameters.names
+    uses = _find_uses(code)
+    return ast.Load in uses and ast.stmt not in uses
+
+
+def _find_uses(code: str) -> set[type[ast.AST]]:
+    """Return how code uses the name `repeat`: Load, Store, or stmt for a top-level import, function or class."""
+    tree = parse_python(read_program(code))
+    if tree is None:
+        return set()
+    named = (node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == REPEAT)
+    uses: set[type[ast.AST]] = {type(node.ctx) for node in named}
+    for node in tree.body:
+        imported = node.names if isinstance(node, ast.Import | ast.ImportFrom) else []
+        names = [(alias.asname or alias.name).partition(".")[0] for alias in imported]
+        if REPEAT in (*names, getattr(node, "name", "")):
+            uses.add(ast.stmt)
+    return uses
 
 
 def add_repeat(variables: dict[str, Any], repeat: int) -> dict[str, Any]:
