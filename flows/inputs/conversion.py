@@ -8,6 +8,7 @@ from enum import Enum
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar, get_args
 
+from annotated_types import MinLen
 from pydantic import BeforeValidator
 
 from ...blocks.host_files.mounts import locate_mounts
@@ -104,7 +105,7 @@ else:
     PreparationCode = Annotated[str, Content.PREPARATION]
     ContextValue = Annotated[str | list[Any] | dict[str, Any], Content.CONTEXT]
     Variables, DataItem = Annotated[dict[str, Any], Content.ROWS], Annotated[Any, Content.ITEMS]
-    GridValues = Annotated[dict[str, list[Any]], Content.GRID, _NoneAsEmpty]
+    GridValues = Annotated[dict[str, Annotated[list[Any], MinLen(1)]], Content.GRID, _NoneAsEmpty]
     SpaceValues = Annotated[dict[str, Any] | list[dict[str, Any]], Content.SPACE]
     DataById = Annotated[dict[str, Any], Content.DATA_BY_ID]
 

@@ -153,9 +153,6 @@ class Grid:
 
     def __init__(self, grid: dict[str, list[Any]]) -> None:
         check_variable_names(grid, "the grid")
-        for name, values in grid.items():
-            if not values:
-                raise ConfigurationError(f"the grid has no values for {name!r}: give at least one")
         self._grid = grid
 
     def __len__(self) -> int:
@@ -193,58 +190,47 @@ def resolve_types_of(source: object, types: TypesOfColumns, ledger: PathOrLocati
 
 
 @dataclass(frozen=True)
-class _ChunkRows:
-    """The chunks of a file whose rows have an id and data."""
+class _Chunks:
+    """Rows with an id and data, or with a `size`, items cut into lists of this size, with ids from 0.
 
-    rows: InputFile
-
-    @property
-    def column_types(self) -> RuleOfTypes:
-        return self.rows.column_types
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __iter__(self) -> Iterator[Variables]:
-        return ({"chunk_id": _normalize_chunk_id(row["id"]), "data": row["data"]} for row in self.rows)
-
-
-@dataclass(frozen=True)
-class _SlicedChunks:
-    """Data cut into lists of `size` items, with ids from 0. Only one list of a file is in memory at a time."""
+    Only one list of a file is in memory at a time.
+    """
 
     items: list[Any] | InputFile
-    size: int
+    size: int | None = None
 
     @property
     def column_types(self) -> RuleOfTypes:
         return get_column_types(self.items)
 
     def __len__(self) -> int:
-        return (len(self.items) + self.size - 1) // self.size
+        return len(self.items) if self.size is None else math.ceil(len(self.items) / self.size)
 
     def __iter__(self) -> Iterator[Variables]:
-        rest = iter(self.items)
-        slices = iter(lambda: list(itertools.islice(rest, self.size)), [])  # An empty list ends the iterator.
-        return ({"chunk_id": str(number), "data": items} for number, items in enumerate(slices))
+        items = iter(self.items)
+        for number in range(len(self)):
+            if self.size is None:
+                row = next(items)
+                yield {"chunk_id": _normalize_chunk_id(row["id"]), "data": row["data"]}
+            else:
+                yield {"chunk_id": str(number), "data": list(itertools.islice(items, self.size))}
 
 
 def build_chunks(chunks: Any, data: Any, chunk_size: int | None, types: TypesOfColumns = None) -> Inputs:
     """Return the variables of chunks: data by id, or lists of `chunk_size` items. Raises ConfigurationError."""
-    if not isinstance(chunks, str) and not isinstance(data, str):
-        refuse_types(types)
-    if data is not None:
-        items = InputFile(data, types) if isinstance(data, str) else data
-        source: Inputs = _SlicedChunks(items, chunk_size or 1)
-    elif isinstance(chunks, str):
-        source = _ChunkRows(InputFile(chunks, types, _check_chunk, ("id",)))
-        ids: set[str] = set()
-        for number, part in enumerate(source, 1):
-            if (chunk_id := part["chunk_id"]) in ids:
-                raise ConfigurationError(f"chunk {number} of {chunks} has the id {chunk_id!r}, like an earlier one")
-            ids.add(chunk_id)
+    if isinstance(chunks, str):
+        source = _Chunks(InputFile(chunks, types, _check_chunk, ("id",)))
+    elif isinstance(data, str):
+        source = _Chunks(InputFile(data, types), chunk_size)
     else:
-        source = [{"chunk_id": name, "data": value} for name, value in normalize_chunk_ids(chunks).items()]
+        refuse_types(types)
+        rows = data if data is not None else [{"id": name, "data": value} for name, value in chunks.items()]
+        source = _Chunks(rows, chunk_size)
+    ids: set[str] = set()
+    for number, part in enumerate(source if data is None else (), 1):
+        if (chunk_id := part["chunk_id"]) in ids:
+            raise ConfigurationError(f"chunk {number} of {chunks} has the id {chunk_id!r}, like an earlier one")
+        ids.add(chunk_id)
     if not len(source):
         raise ConfigurationError("`data` is empty: give at least one item")
     return source
