@@ -60,71 +60,44 @@ class Row:
     advice: str = ""
 
 
+PASSING, GONE, THROTTLED, QUOTA, KEY, FINAL = Meaning
 SNAPSHOT_ADVICE = "set snapshot to one of the account's"
+STATE_ADVICE = f"activate it in Daytona's dashboard, or {SNAPSHOT_ADVICE}"
+RESOURCES_ADVICE = "lower cpu, memory or disk, or use another snapshot"
+KEY_ADVICE = "set DAYTONA_API_KEY, or api_key of the block, to a valid key"
 NETWORK = "Invalid (IP address|network format|CIDR prefix|domain)|allow list cannot contain"
 FILE = "no such file|file not found|permission denied|is a directory|not a directory|path must be a file"
+API = "sandbox.service.ts"
 
 # The first matching row counts.
 TABLE: tuple[Row, ...] = (
-    Row((429,), "", Meaning.THROTTLED, "authenticated-rate-limit.guard.ts"),
+    Row((429,), "", THROTTLED, "authenticated-rate-limit.guard.ts"),
     # The proxy also refuses a valid key if the API did not respond.
-    Row(
-        (401,), "authentication failed: |Bearer token (validation error|is invalid)", Meaning.PASSING, "auth.go, #5136"
-    ),
-    Row((400, 404), "Sandbox with ID( or name)? .+ not found", Meaning.GONE, "sandbox.service.ts"),
-    Row((400, 404, 409), r"Sandbox \S+ is not started", Meaning.GONE, "measured: one that was stopped"),
-    Row((404,), "(session|command) not found", Meaning.GONE, "command.go"),
-    Row((410,), "", Meaning.GONE, "input.go"),
-    Row((400, 403, 404), FILE, Meaning.FINAL, "apps/daemon/pkg/toolbox/fs"),
+    Row((401,), "authentication failed: |Bearer token (validation error|is invalid)", PASSING, "auth.go, #5136"),
+    Row((400, 404), "Sandbox with ID( or name)? .+ not found", GONE, API),
+    Row((400, 404, 409), r"Sandbox \S+ is not started", GONE, "measured: one that was stopped"),
+    Row((404,), "(session|command) not found", GONE, "command.go"),
+    Row((410,), "", GONE, "input.go"),
+    Row((400, 403, 404), FILE, FINAL, "apps/daemon/pkg/toolbox/fs"),
     # Snapshots and volumes
-    Row(
-        (400, 404),
-        r"Snapshot \S+ (not found|is not available in region)",
-        Meaning.FINAL,
-        "sandbox.service.ts",
-        SNAPSHOT_ADVICE,
-    ),
-    Row(
-        (400,),
-        r"Snapshot \S+ is (inactive|error|build_failed|removing)\b",
-        Meaning.FINAL,
-        "sandbox.service.ts, snapshot-state.enum.ts",
-        f"activate it in Daytona's dashboard, or {SNAPSHOT_ADVICE}",
-    ),
-    Row((400,), "Volume quota exceeded", Meaning.FINAL, "volume.service.ts", "delete volumes in Daytona's dashboard"),
+    Row((400, 404), r"Snapshot \S+ (not found|is not available in region)", FINAL, API, SNAPSHOT_ADVICE),
+    Row((400,), r"Snapshot \S+ is (inactive|error|build_failed|removing)\b", FINAL, API, STATE_ADVICE),
+    Row((400,), "Volume quota exceeded", FINAL, "volume.service.ts", "delete volumes in Daytona's dashboard"),
     # Limits of the account
-    Row(
-        (400,),
-        "exceeds maximum allowed per",
-        Meaning.FINAL,
-        "sandbox.service.ts",
-        "lower cpu, memory or disk, or use another snapshot",
-    ),
-    Row((400, 402, 403), r"\b(limit|quota)s? (has been |is )?(exceeded|reached)", Meaning.QUOTA, "sandbox.service.ts"),
-    Row((403,), "is suspended", Meaning.FINAL, "organization.service.ts", "see Daytona's dashboard"),
-    Row(
-        (403, 404),
-        r"Region (\S+ is not available|not found)",
-        Meaning.FINAL,
-        "sandbox.service.ts",
-        "set another target",
-    ),
+    Row((400,), "exceeds maximum allowed per", FINAL, API, RESOURCES_ADVICE),
+    Row((400, 402, 403), r"\b(limit|quota)s? (has been |is )?(exceeded|reached)", QUOTA, API),
+    Row((403,), "is suspended", FINAL, "organization.service.ts", "see Daytona's dashboard"),
+    Row((403, 404), r"Region (\S+ is not available|not found)", FINAL, API, "set target to another"),
     # Settings of the block
-    Row((400,), NETWORK, Meaning.FINAL, "network-validation.util.ts", "change network_allow_list or domain_allow_list"),
-    Row((400,), "Invalid mount path", Meaning.FINAL, "volume-mount-path-validation.util.ts", "set volume_mount_path"),
-    Row((400,), r"\b\w+ must (not )?be ", Meaning.FINAL, "main.ts: the framework's check of each field"),
+    Row((400,), NETWORK, FINAL, "network-validation.util.ts", "change network_allow_list or domain_allow_list"),
+    Row((400,), "Invalid mount path", FINAL, "volume-mount-path-validation.util.ts", "set volume_mount_path"),
+    Row((400,), r"\b\w+ must (not )?be ", FINAL, "main.ts: the framework's check of each field"),
     # The key. A temporary refusal of a valid key looks the same as the refusal of a wrong key.
-    Row(
-        (401,),
-        "",
-        Meaning.KEY,
-        "global-auth.guard.ts, #5136",
-        "set DAYTONA_API_KEY, or api_key of the block, to a valid key",
-    ),
-    Row((403,), "Forbidden resource", Meaning.KEY, "the framework's text for every guard", "use a key with that right"),
+    Row((401,), "", KEY, "global-auth.guard.ts, #5136", KEY_ADVICE),
+    Row((403,), "Forbidden resource", KEY, "the framework's text for every guard", "use a key with that right"),
 )
-UNKNOWN = Row((), "", Meaning.PASSING, "nothing is known of it")
-REFUSED_REQUEST = Row((), "", Meaning.FINAL, "the sandbox's daemon, or the SDK, of what it was asked for")
+UNKNOWN = Row((), "", PASSING, "nothing is known of it")
+REFUSED_REQUEST = Row((), "", FINAL, "the sandbox's daemon, or the SDK, of what it was asked for")
 
 
 def get_status(error: BaseException) -> int | None:
@@ -166,12 +139,12 @@ def find_row(error: BaseException) -> Row:
 
 def says_gone(error: BaseException) -> bool:
     """Return True if the error says that the sandbox is gone or in deletion."""
-    return find_row(error).meaning is Meaning.GONE
+    return find_row(error).meaning is GONE
 
 
 def is_transient(error: BaseException) -> bool:
     """Return True if repeating the call may soon succeed."""
-    return find_row(error).meaning in (Meaning.PASSING, Meaning.THROTTLED, Meaning.KEY)
+    return find_row(error).meaning in (PASSING, THROTTLED, KEY)
 
 
 def is_turned_away(error: BaseException) -> bool:
@@ -216,7 +189,7 @@ async def retry_call(
         except daytona.DaytonaError as error:
             meaning, delay, now = find_row(error).meaning, get_delay(error, attempt), time.monotonic()
             attempt += 1
-            if meaning is Meaning.KEY:
+            if meaning is KEY:
                 key_refused = key_refused or now
                 is_over = now + delay > key_refused + KEY_SECONDS
             else:
@@ -224,7 +197,7 @@ async def retry_call(
             if is_over or not is_passing(error):
                 raise
         await asyncio.sleep(delay)
-        if remote is not None and meaning is Meaning.PASSING:
+        if remote is not None and meaning is PASSING:
             await check_existence(remote)
 
 
@@ -261,18 +234,18 @@ def convert_errors(failure: str) -> Iterator[None]:
 def map_error(error: BaseException, failure: str) -> RlmBatchError:
     """Convert an error of the SDK. `failure` says what could not be done; the provider's message gives the reason."""
     row, message = find_row(error), get_message(error)
-    if row.meaning is Meaning.GONE:
+    if row.meaning is GONE:
         return SandboxStartError(f"{failure}: the sandbox disappeared meanwhile ({message})")
-    if row.meaning is Meaning.THROTTLED:
+    if row.meaning is THROTTLED:
         return QuotaExceeded(f"{failure}: Daytona refused temporarily ({message})", retry_after=get_retry_after(error))
-    if row.meaning is Meaning.QUOTA:
+    if row.meaning is QUOTA:
         return QuotaExceeded(
             f"{failure}: the account's quota is used up ({message}): lower `max_workers`, "
             "wait for other sandboxes, or raise the quota in Daytona's dashboard"
         )
-    if row.meaning is Meaning.KEY:
+    if row.meaning is KEY:
         return ConfigurationError(f"{failure}: Daytona refused the API key ({message}): {row.advice}")
-    if row.meaning is Meaning.FINAL:
+    if row.meaning is FINAL:
         advice = row.advice or "change the block's settings"
         return ConfigurationError(f"{failure}: Daytona refused it ({message}); {advice}")
     return SandboxStartError(f"{failure}: {message}")
