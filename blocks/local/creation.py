@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 from ...sandbox.driver_settings import DriverSettings
 from ...sandbox.errors import SandboxStartError
-from ...sandbox.wire.python_directory import remove_python_directory, write_python_directory
+from ...sandbox.wire.python_directory import write_python_directory
 from ..host_files.mounts import HostMount
 from ..host_files.python_path import PythonPath
 from ..host_files.source_tree import check_open_to_others
@@ -157,7 +158,7 @@ def _make_folder(folder: Path, *, is_new: bool, has_own_user: bool) -> int | Non
     if is_new:
         folder.mkdir(mode=0o700)
     else:
-        remove_python_directory(str(folder / "python"))
+        shutil.rmtree(folder / "python", ignore_errors=True)
     if has_own_user:
         uid = FIRST_UID + int.from_bytes(os.urandom(3), "big") if is_new else (folder / "work").stat().st_uid
     for path in (folder / "work", folder / "tmp"):

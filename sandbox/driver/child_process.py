@@ -7,7 +7,6 @@ import select
 import time
 from codecs import getincrementaldecoder
 
-from ..wire.displays import check_displays
 from ..wire.frames import MAX_CALL_BYTES, FrameReader, encode_frame_parts
 from ..wire.pipes import READ_BYTES, widen_pipe, write_available
 from ..wire.strict_json import dumps
@@ -89,7 +88,7 @@ class Execution:
         self.files: bytes | None = None  # JSON: files that the code wrote on the volume
         self.value: bytes | None = None  # JSON: value of the last expression
         self.collection: Collection | None = None  # the files to send to the host
-        self._displays = self._displays_bytes = 0  # displays sent to the host
+        self.displays = self.displays_bytes = 0  # displays sent to the host
         self.usage: tuple[int, int] | None = None  # CPU microseconds, and KiB of the process with the most memory
         self.streams: dict[str, OutputStream] = {}  # only streams that have output
         self._output_cap = output_cap
@@ -122,11 +121,6 @@ class Execution:
         if header["status"] == "crashed":
             header["exit_code"], header["signal"] = code, number
         return header, self.outcome or b"null"
-
-    def count_display(self, body: bytes) -> None:
-        self._displays += 1
-        self._displays_bytes += len(body)
-        check_displays(self._displays, self._displays_bytes)
 
     def read_output(self, stream: str, data: bytes) -> str:
         if stream not in self.streams:

@@ -19,7 +19,6 @@ from ..wire.collection import (
     begin_steps,
     find_path_problem,
     is_literal,
-    is_match,
     list_directories,
     parse_pattern,
     take_step,
@@ -110,7 +109,7 @@ class Collection:
                     continue  # removed meanwhile
                 path = os.path.join(folder, name)
                 if not stat.S_ISDIR(status.st_mode):
-                    is_found = is_match(rest) or stat.S_ISLNK(status.st_mode)
+                    is_found = () in rest or stat.S_ISLNK(status.st_mode)
                 else:
                     is_found = any(rest) and path.count("/") > MAX_DEPTH
                     if any(rest) and not is_found:

@@ -53,10 +53,8 @@ class EventLoop:
             self.unwatch(fd)
         return is_open
 
-    def run_once(self, timeout: float) -> bool:
-        events = self._poll.poll(timeout)
-        for fd, _event in events:
+    def run_once(self, timeout: float) -> None:
+        for fd, _event in self._poll.poll(timeout):
             handler = self._handlers.get(fd)
             if handler is not None:
                 handler()
-        return bool(events)

@@ -60,7 +60,12 @@ class OrphanKiller:
             # The children of an orphan that just ended are not in this list. The next list has them.
             self._living = [pid for pid in new if not self._has_ended(pid)]
             if not new or len(self._dead) > MAX_HELD:
-                self._reap()
+                for pid in self._dead:
+                    try:
+                        os.waitpid(pid, os.WNOHANG)
+                    except ChildProcessError:
+                        pass
+                self._dead.clear()
             if self._living or not new:
                 break
         now = time.monotonic()
@@ -101,14 +106,6 @@ class OrphanKiller:
         except ChildProcessError:
             pass
         return True
-
-    def _reap(self) -> None:
-        for pid in self._dead:
-            try:
-                os.waitpid(pid, os.WNOHANG)
-            except ChildProcessError:
-                pass
-        self._dead.clear()
 
 
 def kill_all_children() -> str:

@@ -7,6 +7,7 @@ import os
 import time
 
 from ..wire.collection import COLLECT_TIMEOUT_SECONDS
+from ..wire.displays import check_displays
 from ..wire.frames import BadFrameError
 from ..wire.pipes import READ_BYTES, read_available
 from ..wire.strict_json import dumps, loads
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 MAX_OUTCOME_BYTES = MAX_SUBMIT_BYTES + 256 * 1024  # bytes: a traceback, or the fields and their framing
 MAX_REPLIES_BYTES = 64 * 1024 * 1024  # bytes of unread replies; a child with more is killed
 SUBMIT_GRACE_SECONDS = 5.0  # time for `finally` blocks after SUBMIT; the result is already recorded
-IDLE_SECONDS = 1.0  # idle time after which the driver prepares for more executions
 MAX_WAIT_SECONDS = 3600.0  # seconds of one wait; epoll itself allows some 24 days
 
 
@@ -90,12 +90,10 @@ class Supervisor:
         while not (self._is_done or (self._wire.is_closed and not self._is_staying)):
             now = time.monotonic()
             next_at = self._find_next_timer(now)
-            has_events = self._loop.run_once(min(max(0.0, next_at - now), MAX_WAIT_SECONDS))
+            self._loop.run_once(min(max(0.0, next_at - now), MAX_WAIT_SECONDS))
             now = time.monotonic()
             if now >= next_at:
                 self._end_overdue(now)
-            if not has_events and not self._is_warm and not self._processes:
-                self._warm_up()
 
     def close(self) -> None:
         """Close the descriptors that this object opened, but not the wire. Call it before any child exists."""
@@ -103,16 +101,6 @@ class Supervisor:
         for fd in self._wake:
             os.close(fd)
         self._source.confinement.close()
-
-    def _warm_up(self) -> None:
-        """Import the modules that children inherit, while the driver is idle.
-
-        A sandbox that runs one execution does not need these imports, and they take as long as the rest of its life.
-        """
-        self._is_warm = True
-        import_common_modules()
-        gc.collect()
-        gc.freeze()
 
     # -- time
 
@@ -123,8 +111,6 @@ class Supervisor:
         ]  # fmt: skip
         moments += [process.execution.due_at for process in self._processes.values() if process.execution is not None]
         moments += [commit.deadline for commit in self._commits.running.values()]
-        if not self._is_warm and not self._processes and self._settings:
-            moments.append(now + IDLE_SECONDS)
         return min(moments)
 
     def _end_overdue(self, now: float) -> None:
@@ -230,7 +216,11 @@ class Supervisor:
     def _op_execute(self, header: dict[str, Any], body: bytes) -> None:
         self._executions += 1
         if self._executions == 2 and not self._is_warm:
-            self._warm_up()  # a sandbox that is used twice is likely to be used a hundred times
+            # Later children inherit the modules. The import takes as long as the rest of a sandbox's only execution.
+            self._is_warm = True
+            import_common_modules()
+            gc.collect()
+            gc.freeze()
         execution = Execution(header["id"], header["timeout"], self._settings["output_cap"])
         context: str | None = header["context"]
         if context in self._losses:
@@ -440,7 +430,9 @@ class Supervisor:
             execution.value = body
         elif op in ("display", "collect"):
             if op == "display":
-                execution.count_display(body)
+                execution.displays += 1
+                execution.displays_bytes += len(body)
+                check_displays(execution.displays, execution.displays_bytes)
             self._wire.send({"op": op, "id": execution.id}, body)
         else:
             status = header.get("status")
@@ -452,20 +444,17 @@ class Supervisor:
                 # The kernel counts for a process that ends. The process of a context goes on, so it counts for itself.
                 if process.context is not None and _is_count(microseconds) and _is_count(peak_kib):
                     execution.usage = process.subtract_cpu(microseconds), peak_kib
-            if self._fork_server is not None and process is self._fork_server.process:
-                self._end_preparation(self._fork_server, execution)
+            server = self._fork_server
+            if server is not None and process is server.process:
+                if execution.end_cause:
+                    kill_session(process.pid)
+                elif execution.status == "finished":  # After an error in its code, the process ends.
+                    server.is_ready = True
+                    self._finish(process, execution)
             elif process.context is not None and process.has_ended_with_all(execution):
                 self._finish(process, execution)
 
     # -- ends
-
-    def _end_preparation(self, server: ForkServer, execution: Execution) -> None:
-        """Report a successful preparation, and keep its process. After an error in its code, the process ends."""
-        if execution.end_cause:
-            kill_session(server.process.pid)
-        elif execution.status == "finished":
-            server.is_ready = True
-            self._finish(server.process, execution)
 
     def _on_signal(self) -> None:
         while read_available(self._wake[0]):

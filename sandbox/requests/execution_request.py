@@ -16,7 +16,7 @@ from ..errors import ConfigurationError
 from ..model_reply import read_program
 from ..wire.collection import MAX_PATTERN_CHARACTERS, parse_pattern
 from ..wire.names import OWN_FILE_PREFIX, QUERY_ERROR_NAMES, VOLUME_NAMES, add_article
-from ..wire.nonfinite import encode_values, encode_values_in_parts
+from ..wire.nonfinite import encode_values
 from ..wire.strict_json import NotJsonError, convert_fields, encode_fields
 from .function_code import convert_code
 
@@ -58,9 +58,9 @@ class EncodedVariable:
 
 def encode_variable(value: Any) -> EncodedVariable:
     """Encode a value as JSON, with arrays as lists. Raises NotJsonError; its message names the value `value`."""
-    body, numbers = encode_values({"value": value})
+    parts, numbers = encode_values({"value": value})
     pointers = {pointer.removeprefix("/value"): number for pointer, number in numbers.items()}
-    return EncodedVariable(body[len(b'{"value":') : -1], pointers)
+    return EncodedVariable(b"".join(parts)[len(b'{"value":') : -1], pointers)
 
 
 def check_variable_name(name: object, where: str = "", taken: Collection[str] = PROVIDED_NAMES) -> None:
@@ -170,7 +170,7 @@ class ExecutionRequest:
         variables = self.variables or {}
         small = {name: value for name, value in (self.encoded or {}).items() if name not in self.files}
         # Python normalizes names in code to NFKC, too.
-        values, nonfinite = encode_values_in_parts(
+        values, nonfinite = encode_values(
             {unicodedata.normalize("NFKC", name): value for name, value in variables.items()}
         )
         for name, value in small.items():

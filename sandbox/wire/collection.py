@@ -52,7 +52,7 @@ def begin_steps(patterns: Iterable[tuple[str, ...]]) -> Steps:
 
 
 def take_step(steps: Steps, name: str) -> Steps:
-    """Return the steps that remain after the path enters `name`. `is_match` checks if a pattern is complete."""
+    """Return the steps that remain after the path enters `name`; () is one of them after a whole pattern."""
     from fnmatch import fnmatchcase  # imported late: it imports `re`, and most sandboxes collect nothing
 
     below: set[tuple[str, ...]] = set()
@@ -71,17 +71,12 @@ def take_step(steps: Steps, name: str) -> Steps:
     return _skip_directories(below)
 
 
-def is_match(steps: Steps) -> bool:
-    """Return True if the path so far matches a whole pattern."""
-    return () in steps
-
-
 def matches(path: str, patterns: Iterable[tuple[str, ...]]) -> bool:
     """Return True if a path matches one of the patterns."""
     steps = begin_steps(patterns)
     for name in path.split("/"):
         steps = take_step(steps, name)
-    return is_match(steps)
+    return () in steps
 
 
 def list_directories(path: str) -> list[str]:

@@ -81,8 +81,11 @@ class FrameReader:
                 self._missing -= len(taken)
                 begin += len(taken)
                 if not self._missing:
-                    frames.append((self._header, self._finish_body()))
-                    self._header = None
+                    if taken[-1] != 10:
+                        raise BadFrameError("a body that is longer than its header says")
+                    self._parts[-1] = taken[:-1]
+                    frames.append((self._header, b"".join(self._parts)))
+                    self._header, self._parts = None, []
                 continue
             end = data.find(b"\n", begin)
             if end < 0:
@@ -104,13 +107,6 @@ class FrameReader:
             else:
                 self._header, self._missing = header, header["body"] + 1
         return frames
-
-    def _finish_body(self) -> bytes:
-        parts, self._parts = self._parts, []
-        if parts[-1][-1] != 10:
-            raise BadFrameError("a body that is longer than its header says")
-        parts[-1] = parts[-1][:-1]
-        return b"".join(parts)
 
     def _parse_header(self, line: bytes) -> dict[str, Any]:
         try:

@@ -15,17 +15,11 @@ NUMBERS = {"nan": float("nan"), "inf": float("inf"), "-inf": -float("inf")}
 MAX_STEPS = 500  # steps of a pointer; no value from a sandbox is nested deeper
 
 
-def encode_values(fields: dict[str, Any]) -> tuple[bytes, dict[str, str]]:
-    """Return the fields as JSON, like `encode_fields`, and the non-finite numbers by JSON pointer.
+def encode_values(fields: dict[str, Any]) -> tuple[list[bytes], dict[str, str]]:
+    """Return the fields as JSON in parts, like `encode_in_parts`, and the non-finite numbers by JSON pointer.
 
     Raises NotJsonError, which names the field.
     """
-    parts, numbers = encode_values_in_parts(fields)
-    return b"".join(parts), numbers
-
-
-def encode_values_in_parts(fields: dict[str, Any]) -> tuple[list[bytes], dict[str, str]]:
-    """Return what `encode_values` returns, with the JSON in parts; each large text is its own part."""
     fields = convert_fields(fields, allow_nonfinite=True)
     try:
         return encode_in_parts(fields), {}
@@ -79,20 +73,17 @@ def _replace(value: Any, pointer: str, numbers: dict[str, str]) -> Any:
 def restore_numbers(value: Any, numbers: dict[str, str]) -> None:
     """Undo `replace_nonfinite` in place. Raises ValueError if a pointer does not lead to a null."""
     for pointer, name in numbers.items():
-        _restore_number(value, pointer, name)
-
-
-def _restore_number(value: Any, pointer: Any, name: Any) -> None:
-    number = NUMBERS.get(name) if type(name) is str else None
-    steps = pointer.split("/", MAX_STEPS) if type(pointer) is str else []
-    if number is None or len(steps) < 2 or steps[0]:
-        raise ValueError("what is not finite is named by a JSON pointer, and is nan, inf or -inf")
-    for step in steps[1:-1]:
-        value = value[_find_place(value, step)]
-    place = _find_place(value, steps[-1])
-    if value[place] is not None:
-        raise ValueError("a number that is not finite is null in the JSON beside it")
-    value[place] = number
+        number = NUMBERS.get(name) if type(name) is str else None  # untrusted JSON may have other types
+        steps = pointer.split("/", MAX_STEPS)
+        if number is None or len(steps) < 2 or steps[0]:
+            raise ValueError("a non-finite number is named by a JSON pointer, and is nan, inf or -inf")
+        around = value
+        for step in steps[1:-1]:
+            around = around[_find_place(around, step)]
+        place = _find_place(around, steps[-1])
+        if around[place] is not None:
+            raise ValueError("a number that is not finite is null in the JSON beside it")
+        around[place] = number
 
 
 def _find_place(around: Any, step: str) -> Any:

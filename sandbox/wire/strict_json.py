@@ -251,11 +251,6 @@ def encode_fields(fields: dict[str, Any]) -> bytes:
     for name, value in fields.items():  # find the field at fault
         try:
             dumps({name: value}).encode("utf-8")
-        except UnicodeEncodeError:
-            raise NotJsonError(
-                f"{name} has text with a lone surrogate, which is not UTF-8: use text.encode('utf-8', "
-                "'replace').decode()"
-            ) from None
         except (ValueError, RecursionError) as error:
             raise NotJsonError(f"{name}: {error}") from None
     raise NotJsonError("the fields together are nested too deeply")

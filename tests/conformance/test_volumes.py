@@ -111,19 +111,17 @@ async def test_the_caller_chooses_text_or_bytes(sandbox: Sandboxes) -> None:
 
 
 REFUSED = (
-    ("save_to_volume('../x', 'data')", r"'../x' leaves the volume"),
+    ("save_to_volume('../x', 'data')", "'../x' leaves the volume"),
     ("save_to_volume('a/../../x', 'data')", "leaves the volume"),
-    ("save_to_volume('/etc/x', 'data')", "'/etc/x' is not on the volume"),
-    ("save_to_volume(VOLUME + '/../x', 'data')", "leaves the volume|is not on the volume"),
-    ("save_to_volume(VOLUME + 'x/y', 'data')", "is not on the volume"),
+    ("save_to_volume('/etc/x', 'data')", "'/etc/x' leaves the volume"),
+    ("save_to_volume(VOLUME + '/../x', 'data')", "leaves the volume"),
+    ("save_to_volume(VOLUME + 'x/y', 'data')", "leaves the volume"),
     ("load_from_volume('../../etc/passwd')", "leaves the volume"),
-    ("load_from_volume('/etc/passwd')", "is not on the volume"),
+    ("load_from_volume('/etc/passwd')", "leaves the volume"),
     ("list_volume('..')", "leaves the volume"),
     ("load_from_volume('nosuch.txt')", "there is no 'nosuch.txt' on the volume"),
     ("list_volume('nosuch')", "there is no 'nosuch' on the volume"),
     ("save_to_volume('', 'data')", "is a directory"),
-    ("save_to_volume('x\\0y', 'data')", "is no path"),
-    ("save_to_volume('x', '\\ud800')", "not UTF-8"),
 )
 
 

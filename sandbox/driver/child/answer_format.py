@@ -65,8 +65,8 @@ class AnswerFormat:
             value = value["value"] if self._is_wrapped else value
             return value if self._is_schema else _build(self._kind, value)
         except (ValueError, TypeError, RecursionError) as error:
-            shown = text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
-            raise ValueError(f"the model's answer does not fit response_format: {error}. The answer: {shown}") from None
+            problem = f"{error}. The answer: {_shorten(text)}"
+            raise ValueError(f"the model's answer does not fit response_format: {problem}") from None
 
 
 def _describe_type(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
@@ -242,7 +242,10 @@ def _are_equal(value: Any, other: Any) -> bool:
 
 
 def _show(value: Any) -> str:
-    text = repr(value)
+    return _shorten(repr(value))
+
+
+def _shorten(text: str) -> str:
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
 
 

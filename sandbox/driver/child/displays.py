@@ -59,7 +59,10 @@ class Displays:
             text = describe(value)
             body = _encode({"repr": text})
         self._send("value", body)
-        if type(value) not in PLAIN_TYPES and not _is_open_figure(value):
+        pyplot: Any = MODULES.get(PYPLOT)
+        # An open figure is shown at the end.
+        is_open_figure = pyplot and _is_figure(value) and pyplot.fignum_exists(getattr(value, "number", -1))
+        if type(value) not in PLAIN_TYPES and not is_open_figure:
             bundle = _build_bundle(value)
             if bundle:
                 bundle.setdefault(TEXT, text or describe(value))
@@ -104,14 +107,15 @@ class Displays:
         self._send("display", body)
 
 
-def replace_show(pyplot: Any, show: Callable[[], None]) -> None:
+def replace_show(pyplot: Any, get_displays: Callable[[], Displays | None]) -> None:
     """Replace pyplot's `show`, which only warns if there is no screen."""
 
-    def show_figures(*_arguments: Any, **_options: Any) -> None:
-        show()
+    def show(*_arguments: Any, **_options: Any) -> None:
+        displays = get_displays()
+        if displays is not None:
+            displays.show_figures()
 
-    show_figures.__name__ = show_figures.__qualname__ = "show"
-    pyplot.show = show_figures
+    pyplot.show = show
 
 
 def _encode_value(value: Any) -> bytes | None:
@@ -142,7 +146,11 @@ def describe(value: Any) -> str:
 def _build_bundle(value: Any) -> dict[str, Any]:
     """Return the value's forms besides its `repr`, by MIME type."""
     if _is_figure(value):
-        return {"image/png": _draw(value)}
+        import io
+
+        file = io.BytesIO()
+        value.savefig(file, format="png", bbox_inches="tight")
+        return {"image/png": file.getvalue()}
     bundle: dict[str, Any] = {}
     forms = _call_form(value, "_repr_mimebundle_", include=None, exclude=None)
     if type(forms) is tuple and forms:  # data and metadata
@@ -188,19 +196,6 @@ def _is_figure(value: Any) -> bool:
     module: Any = MODULES.get("matplotlib.figure")
     kind: Any = getattr(module, "Figure", None)
     return isinstance(kind, type) and isinstance(value, kind)
-
-
-def _is_open_figure(value: Any) -> bool:
-    pyplot: Any = MODULES.get(PYPLOT)
-    return pyplot is not None and _is_figure(value) and pyplot.fignum_exists(getattr(value, "number", -1))
-
-
-def _draw(figure: Any) -> bytes:
-    import io
-
-    file = io.BytesIO()
-    figure.savefig(file, format="png", bbox_inches="tight")
-    return file.getvalue()
 
 
 def _count_bytes(data: Any) -> int:

@@ -103,7 +103,8 @@ def _read_image(name: str, image: Any) -> str:
             if not source.startswith("data:image/"):
                 raise ValueError(f"{name}: the data URL {source[:30]}... is no image")
             return source
-        content = _download(source) if str(source).startswith(("http://", "https://")) else _read_file(source)
+        with _open_image(source) as file:
+            content = file.read(MAX_IMAGE_BYTES + 1)
     else:
         raise TypeError(f"{name}: an image is {add_article(type(image).__name__)}: pass a path, bytes or a URL")
     if len(content) > MAX_IMAGE_BYTES:
@@ -114,14 +115,10 @@ def _read_image(name: str, image: Any) -> str:
     return f"data:image/{kind};base64,{b2a_base64(content, newline=False).decode()}"
 
 
-def _read_file(path: Any) -> bytes:
-    with open(path, "rb") as file:
-        return file.read(MAX_IMAGE_BYTES + 1)
-
-
-def _download(url: str) -> bytes:
-    """Return the start of a file on the web. The sandbox downloads it, so its limits on the network hold."""
+def _open_image(source: Any) -> Any:
+    """Open a file or a web address. The sandbox downloads it, so its limits on the network hold."""
+    if not str(source).startswith(("http://", "https://")):
+        return open(source, "rb")
     import urllib.request
 
-    with urllib.request.urlopen(url, timeout=DOWNLOAD_SECONDS) as reply:
-        return reply.read(MAX_IMAGE_BYTES + 1)
+    return urllib.request.urlopen(source, timeout=DOWNLOAD_SECONDS)

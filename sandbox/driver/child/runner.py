@@ -46,6 +46,10 @@ SHADOWED_NAMES = ("report", "display")  # Instructions of models lack these name
 MAX_TRACEBACK_CHARACTERS = 20_000
 DRIVER_DEPTH = 500  # stack frames, enough to describe an error
 REHEARSAL = b'{"code":"x = 0","names":[],"output_fields":null,"queries":false,"variables":{}}'
+KINDS = {
+    MemoryError: "memory", SubmitError: "submit", VolumeError: "volume", SystemExit: "exit",
+    ThreadsLeftError: "threads",
+}  # fmt: skip
 RESERVE_BYTES = 4 * 1024 * 1024  # untouched address space, freed to describe an error
 
 
@@ -89,11 +93,17 @@ class CodeRunner:
             setattr(sys, name, stream)
             setattr(sys, f"__{name}__", stream)
         watcher.actions["asyncio.base_events"] = silence_own_errors
-        watcher.actions[PYPLOT] = lambda pyplot: replace_show(pyplot, self._show_figures)
+        watcher.actions[PYPLOT] = lambda pyplot: replace_show(pyplot, lambda: self._displays)
         sys.meta_path.insert(0, watcher)
         import builtins
 
         # `site` would make these; model-written code uses them.
+        def show_help(*objects: Any) -> None:
+            """Print the documentation of an object, or of `help` itself."""
+            import pydoc
+
+            pydoc.help(*objects)
+
         for name, function in (("exit", sys.exit), ("quit", sys.exit), ("help", show_help)):
             if not hasattr(builtins, name):
                 setattr(builtins, name, function)
@@ -117,9 +127,8 @@ class CodeRunner:
         self._displays, self._executions, self._given_names, self._own_names = None, 0, {}, {}
 
     def wait_for_settings(self) -> dict[str, Any]:
-        """Wait for the sandbox's settings and return them; a process forked ahead gets them before any execution."""
-        settings: dict[str, Any] = loads(self._channel.wait_for_settings().decode("utf-8"))
-        return settings
+        """Wait for the sandbox's settings; a process forked ahead gets them before any execution."""
+        return loads(self._channel.wait_for_settings().decode("utf-8"))  # type: ignore[reportReturnType]
 
     def apply_settings(self, settings: dict[str, Any]) -> None:
         is_shared = settings["confinement"].get("umask") is not None
@@ -216,11 +225,16 @@ class CodeRunner:
             self._flush()
             os._exit(0 if outcome is None else outcome["exit_code"] or 1)
         self._flush()
-        self._report_files()
+        files = self._volume.list_written()
+        if files:
+            body = dumps(files).encode("utf-8", "replace")
+            self._channel.send({"op": "files", "token": self._channel.token}, body)
         status = "finished" if outcome is None or self._shield.has_submitted else "error"
         header: dict[str, Any] = {"op": "end", "token": self._channel.token, "status": status}
         if not self._is_stateless:
-            header["cpu_microseconds"], header["peak_kib"] = _read_usage()
+            own, ended = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+            seconds = own.ru_utime + own.ru_stime + ended.ru_utime + ended.ru_stime
+            header["cpu_microseconds"], header["peak_kib"] = int(seconds * 1e6), max(own.ru_maxrss, ended.ru_maxrss)
         body = EXITED if has_exited else dumps(outcome).encode("utf-8", "replace")
         self._channel.send(header, body)
         return outcome is None
@@ -307,10 +321,6 @@ class CodeRunner:
         self._channel.check_process("display")
         with self._shield:
             self._channel.send({"op": kind, "token": self._channel.token}, body)
-
-    def _show_figures(self) -> None:
-        if self._displays is not None:
-            self._displays.show_figures()
 
     def _compile_and_run(self, source: str) -> Any:
         """Run the code and return the value of its last statement, or None if that is not an expression."""
@@ -412,7 +422,7 @@ class CodeRunner:
             try:
                 shutdown()
             except Exception as error:  # the code has changed `threading`
-                os.write(2, self._format_traceback(error).encode("utf-8", "replace"))
+                os.write(2, _format_traceback(error).encode("utf-8", "replace"))
         _run_exitfuncs()
 
     def _flush(self) -> None:
@@ -423,25 +433,19 @@ class CodeRunner:
                 except BaseException:  # the code may have closed or replaced them
                     pass
 
-    def _report_files(self) -> None:
-        if self._volume.root is not None:
-            files = self._volume.list_written()
-            if files:
-                header = {"op": "files", "token": self._channel.token}
-                self._channel.send(header, dumps(files).encode("utf-8", "replace"))
-
     def _describe(self, error: BaseException) -> dict[str, Any]:
         if isinstance(error, MemoryError):
             if self._is_stateless:
                 self._module.__dict__.clear()
             _clear_frames(error)
-        line = self._find_line(error)  # This needs the whole traceback, which `_format_traceback` shortens.
+        line = self._find_line(error)  # before `_format_traceback` shortens the traceback
         try:
             message = str(error)
         except BaseException:
             message = "(its message could not be read)"
+        self._main.show_lines()  # The code may have cleared the lines.
         try:
-            text = self._format_traceback(error)
+            text = _format_traceback(error)
         except BaseException:  # the code may have changed a module that `traceback` uses
             text = f"{type(error).__qualname__}: {message}\n"[:MAX_TRACEBACK_CHARACTERS]
         code: Any = error.code if isinstance(error, SystemExit) else None
@@ -455,16 +459,8 @@ class CodeRunner:
             "limit": find_limit(error),
         }
 
-    def _format_traceback(self, error: BaseException) -> str:
-        self._main.show_lines()  # The code may have cleared the lines.
-        return _format_traceback(error)
-
     def _find_kind(self, error: BaseException) -> str:
-        kinds = {
-            "memory": MemoryError, "submit": SubmitError, "volume": VolumeError, "exit": SystemExit,
-            "threads": ThreadsLeftError,
-        }  # fmt: skip
-        for name, kind in kinds.items():
+        for kind, name in KINDS.items():
             if isinstance(error, kind):
                 return name
         if not self._is_compiled and isinstance(error, (SyntaxError, ValueError, RecursionError, OverflowError)):
@@ -490,22 +486,8 @@ class CodeRunner:
             os._exit(0)
 
 
-def show_help(*objects: Any) -> None:
-    """Print the documentation of an object, or of `help` itself."""
-    import pydoc
-
-    pydoc.help(*objects)
-
-
 # Read through BaseException: a class of the code may have a property with that name.
 get_traceback: Any = BaseException.__dict__["__traceback__"].__get__
-
-
-def _read_usage() -> tuple[int, int]:
-    """Return the CPU microseconds of this process and its ended children, and the KiB of the one with most memory."""
-    own, ended = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
-    seconds = own.ru_utime + own.ru_stime + ended.ru_utime + ended.ru_stime
-    return int(seconds * 1e6), max(own.ru_maxrss, ended.ru_maxrss)
 
 
 def _clear_frames(error: BaseException) -> None:

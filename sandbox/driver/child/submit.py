@@ -53,9 +53,10 @@ def encode_output(fields: dict[str, Any], expected: list[dict[str, str]] | None 
     if expected is not None:
         check_fields(fields, expected)
         fields = {field["name"]: fields[field["name"]] for field in expected}
-    body, nonfinite = encode_values(fields)
+    parts, nonfinite = encode_values(fields)
     if nonfinite:
-        body = b"".join((b"[", body, b",", encode_fields(nonfinite), b"]"))
+        parts = [b"[", *parts, b",", encode_fields(nonfinite), b"]"]
+    body = b"".join(parts)
     check_limits(fields, body)
     return body
 
@@ -96,7 +97,7 @@ def make_report(call_host: Callable[..., Any], end: Callable[[], Any]) -> Callab
 
         Raises:
             TypeError: An argument is not a number.
-            ValueError: `step` is not a whole number from 0 on, or a number is too large.
+            ValueError: `step` is not a whole number from 0 on.
         """
         number = _convert("value", value)
         place = _convert("step", step)
@@ -116,11 +117,9 @@ def _is_finite(number: float) -> bool:
 def _convert(name: str, value: Any) -> float:
     # `float` accepts dates and durations, and drops imaginary parts.
     is_complex = getattr(getattr(value, "dtype", None), "kind", None) == "c"
-    if isinstance(value, (str, bytes)) or is_complex or find_loss(value) is not None:
-        raise TypeError(f"report: {name} is {add_article(type(value).__name__)}: it is a number")
     try:
-        return float(value)
-    except OverflowError:
-        raise ValueError(f"report: {name} is too large for a float") from None
+        if not isinstance(value, (str, bytes)) and not is_complex and find_loss(value) is None:
+            return float(value)
     except (TypeError, ValueError):
-        raise TypeError(f"report: {name} is {add_article(type(value).__name__)}: it is a number") from None
+        pass
+    raise TypeError(f"report: {name} is {add_article(type(value).__name__)}: it is a number")

@@ -173,7 +173,7 @@ async def test_a_full_volume_raises_volume_error_and_leaves_no_partial_file(smal
     report = await chunks(code, sizes, volume_name="small", on_failure="return", max_workers=1)
     assert report["fits"].fine
     assert isinstance(report["too large"].error, VolumeError)
-    assert "the volume is full, and 'too large.bin' was not saved" in str(report["too large"].error)
+    assert "'too large.bin' could not be saved: No space left" in str(report["too large"].error)
     assert [file.path for file in Volume("small").ls()] == ["fits.bin"]
     assert [path.name for path in small_volume.iterdir() if path.name.endswith(".partial")] == []
     with pytest.raises(VolumeError, match="No space left"):
