@@ -246,10 +246,7 @@ def build_child(pid: int, ours: list[int], loop: EventLoop) -> ChildProcess:
 
 
 class ChildSource:
-    """The source of a supervisor's confined children, which it forks from itself.
-
-    `list_fds` lists the supervisor's descriptors, which a child closes.
-    """
+    """The source of a supervisor's confined children. They close the descriptors that `list_fds` lists."""
 
     def __init__(self, runner: CodeRunner, loop: EventLoop, list_fds: Callable[[], list[int]]) -> None:
         self.confinement = Confinement({})

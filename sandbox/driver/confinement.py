@@ -27,10 +27,7 @@ LIBC.syscall.restype = LIBC.capset.restype = c_int
 
 
 class SeccompFilter:
-    """A seccomp filter in the kernel's layout, built once so that a child that applies it touches few pages.
-
-    `address` is the address of its struct sock_fprog.
-    """
+    """A seccomp filter in the kernel's layout, built once so that a child that applies it touches few pages."""
 
     OWN_PID = (0x7E57A11D).to_bytes(4, sys.byteorder)  # placeholder for the id of the confined process
 
@@ -43,7 +40,7 @@ class SeccompFilter:
         length = len(program) // 8 << (0 if sys.byteorder == "little" else 48)
         fields = (length, addressof(self._start))
         self._fields = c_char_p(b"".join(field.to_bytes(8, sys.byteorder) for field in fields))
-        self.address = cast(self._fields, c_void_p).value or 0
+        self.address = cast(self._fields, c_void_p).value or 0  # of its struct sock_fprog
 
     def set_own_pid(self, pid: int) -> None:
         own = pid.to_bytes(4, sys.byteorder)
@@ -144,10 +141,7 @@ class Confinement:
             os.close(path_fd)
 
     def adopt_orphans(self, *, adopts: bool = True) -> None:
-        """Make this process the parent of descendants whose parent dies, whatever session they moved to.
-
-        Without `adopts`, the next process above this one that adopts orphans gets them.
-        """
+        """Start or stop being the parent of descendants whose parent dies, whatever session they moved to."""
         self._prctl("PR_SET_CHILD_SUBREAPER", adopts)
 
     def request_term_on_parent_end(self) -> None:

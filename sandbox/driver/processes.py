@@ -34,10 +34,7 @@ def kill_session(pid: int) -> None:
 
 
 def read_end(pid: int) -> tuple[int | None, int | None] | None:
-    """Return a child's exit status and signal, one of them None; None while it runs. The child stays unreaped.
-
-    Raises ChildProcessError if `pid` is not a child of this process.
-    """
+    """Return a child's exit status and signal, one of them None; None while it runs. Raises ChildProcessError."""
     end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     if end is None:
         return None

@@ -36,10 +36,7 @@ class SharedFolders:
         self._kept = {path: set(_list_names(path)) for path in self._temporary}
 
     def restore(self, source: ChildSource, *, is_idle: bool) -> str:
-        """Undo damage in a confined process; return why that failed, or "".
-
-        If the sandbox `is_idle`, all new temporary files count as leftovers.
-        """
+        """Undo damage in a confined process; return why that failed, or "". If `is_idle`, new temporary files count."""
         kept = self._kept if is_idle else {}
         if not self._list_changed() and not _list_left(kept):
             return ""

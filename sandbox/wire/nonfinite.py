@@ -16,10 +16,7 @@ MAX_STEPS = 500  # steps of a pointer; no value from a sandbox is nested deeper
 
 
 def encode_values(fields: dict[str, Any]) -> tuple[list[bytes], dict[str, str]]:
-    """Return the fields as JSON in parts, like `encode_in_parts`, and the non-finite numbers by JSON pointer.
-
-    Raises NotJsonError, which names the field.
-    """
+    """Return the fields as JSON in parts, and their non-finite numbers by JSON pointer. Raises NotJsonError."""
     fields = convert_fields(fields, allow_nonfinite=True)
     try:
         return encode_in_parts(fields), {}
@@ -29,10 +26,7 @@ def encode_values(fields: dict[str, Any]) -> tuple[list[bytes], dict[str, str]]:
 
 
 def replace_nonfinite(value: Any) -> tuple[Any, dict[str, str]]:
-    """Return the value with None for each non-finite number, and these numbers by JSON pointer.
-
-    Raises NotJsonError if the value is nested too deeply.
-    """
+    """Return the value with None for non-finite numbers, and these numbers by JSON pointer. Raises NotJsonError."""
     numbers: dict[str, str] = {}
     try:
         if is_certainly_json(value):

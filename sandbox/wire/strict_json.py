@@ -83,10 +83,7 @@ def dumps(value: Any) -> str:
 
 
 def encode_in_parts(fields: dict[str, Any]) -> list[bytes]:
-    """Encode the fields as UTF-8 JSON in parts. Each large text is its own part, which saves copies.
-
-    Raises the errors of `dumps`, and UnicodeEncodeError.
-    """
+    """Encode the fields as UTF-8 JSON. Each large text is its own part, which saves copies. Raises as `dumps` does."""
     if not any(map(_has_few_escapes, fields.values())):
         return [dumps(fields).encode("utf-8")]
     parts: list[bytes] = []
@@ -239,10 +236,7 @@ def find_loss(array: Any) -> str | None:
 
 
 def encode_fields(fields: dict[str, Any]) -> bytes:
-    """Return the fields as compact UTF-8 JSON. Tuples and arrays become lists.
-
-    Raises NotJsonError, which names the field.
-    """
+    """Return the fields as compact UTF-8 JSON; tuples and arrays become lists. Raises NotJsonError, with the field."""
     fields = convert_fields(fields)
     try:
         return b"".join(encode_in_parts(fields))

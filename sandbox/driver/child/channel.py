@@ -39,10 +39,7 @@ FORK_REQUESTS = 5  # descriptor of the socket for fork requests, if any
 
 
 def place_descriptors(ends: list[int]) -> list[int]:
-    """Move a child's ends of its pipes to their fixed numbers; return the old descriptors or their copies.
-
-    The ends are the channel's two, standard output and error, and the socket for fork requests if there is one.
-    """
+    """Move a child's pipe ends (channel, output, error, fork requests) to fixed numbers; return the old descriptors."""
     high = FORK_REQUESTS + 1  # above the fixed numbers
     copies = [fd if fd >= high else fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, high) for fd in ends]
     for copy, place in zip(copies, (CHANNEL_IN, CHANNEL_OUT, 1, 2, FORK_REQUESTS)):
@@ -70,15 +67,12 @@ class Interrupted(KeyboardInterrupt):
 
 
 class InterruptShield:
-    """The handler of SIGINT for the code; inside its `with` block the main thread is not interrupted.
-
-    `is_running` is true while code runs, `has_submitted` once it has called SUBMIT.
-    """
+    """The handler of SIGINT for the code; inside its `with` block the main thread is not interrupted."""
 
     def __init__(self) -> None:
         self.get_thread_id = get_ident
         self.main_thread = get_ident()
-        self.is_running = False
+        self.is_running = False  # True while code runs
         self.has_submitted = False
         self._depth = 0
         self._is_pending = False
@@ -133,10 +127,7 @@ class Waiter:
 
 
 class ThreadExecution(_thread._local):  # type: ignore[reportPrivateUsage]
-    """The number and token of the calling thread's execution.
-
-    Each thread sees only its own values here. Threads of native code belong to no execution.
-    """
+    """The number and token of the calling thread's execution. Threads of native code belong to no execution."""
 
     number = 0
     token = ""

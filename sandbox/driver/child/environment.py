@@ -28,10 +28,7 @@ def needs_new_start(environment: dict[str, str]) -> bool:
 
 
 def enter_environment(settings: dict[str, Any]) -> None:
-    """Apply the settings to the calling process and its future forks; make ``cwd`` in them absolute.
-
-    Raises OSError if the directory cannot be entered.
-    """
+    """Apply the settings to the calling process and its future forks; make ``cwd`` absolute. Raises OSError."""
     settings["cwd"] = os.path.abspath(settings["cwd"])
     os.chdir(settings["cwd"])
     os.environ.update(settings["environment"])

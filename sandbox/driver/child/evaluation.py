@@ -20,10 +20,7 @@ MARKS = frozenset("()[]{}'\"#;\\\n")  # A line with one of these may not be exac
 
 
 def compile_code(source: str, file_name: str) -> tuple[list[CodeType], CodeType | None]:
-    """Compile code into parts to run in order, and the expression that is its last statement.
-
-    Return (parts, None) if the last statement is of another kind. Raises the exceptions of `compile`.
-    """
+    """Compile code into parts to run in order, and the expression that is its last statement, or None."""
     if not _has_no_value(source):
         try:
             tree: Any = _compile(source, file_name, flags=ONLY_AST)

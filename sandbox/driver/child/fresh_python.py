@@ -57,10 +57,7 @@ def write_start_file(settings: dict[str, Any]) -> int:
 
 
 def start_fresh_python(supervisor: int, *, is_forked_on: bool) -> NoReturn:
-    """Replace the calling process, a confined child, with a new Python that waits for an execution. Raises OSError.
-
-    The start file's descriptor is the first one after the child's fixed descriptors.
-    """
+    """Replace the calling confined child with a new Python that waits for an execution. Raises OSError."""
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # the new Python has no handler yet
     _set_inheritable(True, is_forked_on=is_forked_on)
     arguments = [FORK_REQUESTS + is_forked_on, supervisor, int(is_forked_on)]

@@ -16,11 +16,7 @@ SMALL_BYTES = 64 * 1024
 
 
 def find_limit(error: BaseException) -> str:
-    """Return the limit that caused an exception or its direct cause.
-
-    Returns:
-        "processes", "open_files", "file_size", "memory", "disk" or "shm"; empty if uncertain.
-    """
+    """Return the limit that caused an exception or its direct cause, such as "memory"; empty if uncertain."""
     try:
         return _find_own_limit(error) or _find_own_limit(error.__cause__)
     except Exception:  # the code may have made the exception

@@ -14,10 +14,7 @@ WATCHED_DESCRIPTORS = 128  # number of checked descriptors; if all are closed, f
 
 
 class OpenFiles:
-    """The files that the code of a process may have opened.
-
-    Create it in the process that children are forked from.
-    """
+    """The files that code may have opened. Create this object in the process that children are forked from."""
 
     def __init__(self) -> None:
         self._inherited: list[Any] = []  # files of the forked process, which gc no longer lists in a fork

@@ -258,10 +258,7 @@ def _read_reply(name: str, reply: dict[str, str], answer_format: AnswerFormat | 
 
 
 def _describe_context(name: str, context: Any) -> dict[str, Any]:
-    """Describe a context for the host. A long context stays in the sandbox, in a file that the model's code reads.
-
-    Raises TypeError for a value that JSON cannot hold.
-    """
+    """Describe a context for the host; a long one stays in the sandbox as a file. Raises TypeError if it is no JSON."""
     if context is None:
         return {}
     try:
@@ -283,10 +280,7 @@ def _count_bytes(value: Any) -> int:
 
 
 def _cut(name: str, prompts: list[Prompt], room: int) -> list[list[Prompt]]:
-    """Split the prompts into parts of at most `room` bytes of JSON, one for each call.
-
-    Each part is sent after the previous one has been answered. Raises ValueError for a prompt that is too long.
-    """
+    """Split the prompts into parts of at most `room` bytes of JSON, one for each call. Raises ValueError."""
     parts: list[list[Prompt]] = [[]]
     size = 0
     for prompt in prompts:

@@ -28,10 +28,7 @@ _IMAGE_KINDS = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"RI
 def read_options(
     name: str, response_format: Any, *, images: Any = None, **options: Any
 ) -> tuple[dict[str, Any], AnswerFormat | None]:
-    """Return the options that are set, as the host takes and checks them, and the conversion of answers.
-
-    Raises TypeError, ValueError and OSError for the format and the images.
-    """
+    """Return the options that are set, as the host takes and checks them, and the conversion of answers."""
     answer_format = None
     if response_format is not None:
         answer_format = AnswerFormat(response_format)

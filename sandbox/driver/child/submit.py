@@ -26,10 +26,7 @@ class SubmitError(ValueError):
 
 
 def encode_submission(values: tuple[Any, ...], fields: dict[str, Any], expected: list[dict[str, str]] | None) -> bytes:
-    """Return the JSON of SUBMIT's arguments; `expected` lists the allowed fields, None allows any.
-
-    The JSON is an object, or with non-finite numbers a list of the object and these numbers. Raises SubmitError.
-    """
+    """Return the JSON of SUBMIT's arguments; `expected` are the allowed fields, None allows any. Raises SubmitError."""
     if expected is not None:
         fields = _match_fields(values, fields, [field["name"] for field in expected])
     elif len(values) > 1:
@@ -45,7 +42,10 @@ def encode_submission(values: tuple[Any, ...], fields: dict[str, Any], expected:
 
 
 def encode_output(fields: dict[str, Any], expected: list[dict[str, str]] | None = None) -> bytes:
-    """Return the JSON of fields by name, as `encode_submission` does. Raises NotJsonError and SubmissionError."""
+    """Return the JSON of fields by name: an object, or with non-finite numbers a list of it and these numbers.
+
+    Raises NotJsonError and SubmissionError.
+    """
     if expected is not None:  # DSPy and recursive models expect fields. They convert keys as JSON does.
         fields = {name: _convert_keys(value) for name, value in fields.items()}
     # An item takes at least two bytes.

@@ -43,10 +43,7 @@ class Volume:
         self._written = {}
 
     def list_written(self) -> list[str]:
-        """Return the existing files on the volume that this process's Python code has opened for writing.
-
-        Files that other processes wrote or native code opened are not included.
-        """
+        """Return the existing files on the volume that Python code of this process has opened for writing."""
         files: list[str] = []
         for path in list(self._written):  # a thread of the code may still write
             file = f"{self.root}/{path}"

@@ -175,10 +175,7 @@ class _Zygote:
             os.close(fd)
 
     def _fork_spare(self, asked: Sequence[int] = ()) -> tuple[int, socket.socket]:
-        """Fork a process that will become a sandbox; return its id and the socket for its request. Raises OSError.
-
-        `asked` holds the descriptors of a request that has already arrived.
-        """
+        """Fork a process that will become a sandbox; return its id and the socket for its request. Raises OSError."""
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         zygote = os.getpid()
         with its:
@@ -191,7 +188,8 @@ class _Zygote:
                 return pid, ours
             try:
                 ours.close()
-                for fd in asked:  # The request brings copies. The originals would stay open for code.
+                # `asked` are descriptors of a request that has arrived. It brings copies, and code must not find these.
+                for fd in asked:
                     os.close(fd)
                 self._become_sandbox(its, zygote, has_time=not asked)
             except BaseException as error:

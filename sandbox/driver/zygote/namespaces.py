@@ -43,10 +43,7 @@ def _mount(source: str, target: str, kind: str | None, flags: int, data: str | N
 
 
 def fork_into_pid_namespace(own_namespace: int) -> int:
-    """Fork like `os.fork`, but make the child the first process of a new process namespace. Raises OSError.
-
-    `own_namespace` is a descriptor of the caller's process namespace.
-    """
+    """Fork, but make the child the first process of a new process namespace; the caller stays in its own."""
     pid = -1
     _call("unshare", CLONE_NEWPID)
     try:
