@@ -18,15 +18,14 @@ from .wire.names import DRIVER_FILE_PREFIX
 
 # Modules in import order.
 MODULES = (
-    "wire.names", "wire.strict_json", "wire.context_shape", "wire.nonfinite", "wire.submission",
-    "wire.frames", "wire.displays", "wire.pipes", "wire.process_table", "wire.collection", "wire.loading",
-    "wire.python_directory",
+    "wire.names", "wire.strict_json", "wire.context_shape", "wire.nonfinite", "wire.frames", "wire.submission",
+    "wire.pipes", "wire.process_table", "wire.collection", "wire.loading", "wire.python_directory",
     "driver.processes", "driver.orphans", "driver.confinement", "driver.event_loop", "driver.host_wire",
     "driver.volume_commits",
     "driver.child.environment", "driver.child.submit", "driver.child.channel", "driver.child.volume",
     "driver.child.answer_format", "driver.child.query_options", "driver.child.queries", "driver.child.displays",
-    "driver.child.limits", "driver.child.evaluation", "driver.child.main_module", "driver.child.open_files",
-    "driver.child.forking", "driver.child.runner", "driver.child.fresh_python",
+    "driver.child.limits", "driver.child.evaluation", "driver.child.main_module", "driver.child.forking",
+    "driver.child.runner", "driver.child.fresh_python",
     "driver.collection", "driver.child_process", "driver.fork_server", "driver.shared_folders",
     "driver.supervisor",
     "driver.main",

@@ -24,10 +24,10 @@ from .outcomes.ending import Ending, read_json
 from .requests.execution_request import ExecutionRequest
 from .result import Result
 from .wire.collection import COLLECT_TIMEOUT_SECONDS
-from .wire.displays import check_displays
 from .wire.frames import MAX_CALL_BYTES, BadFrameError, FrameReader, encode_frame_parts
 from .wire.names import COMMIT_TIMEOUT_SECONDS
 from .wire.strict_json import NotJsonError, encode_fields, loads
+from .wire.submission import check_displays
 
 if TYPE_CHECKING:
     from .driver_settings import Preparation

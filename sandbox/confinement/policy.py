@@ -162,8 +162,7 @@ class Policy:
     def _build_answers(self, column: int) -> dict[int, Answer]:
         """Return the answers to refused and inspected calls, by call number in the given column."""
         answers: dict[int, Answer] = {}
-        load, jump_equal, jump_set, mask = LOAD, JUMP_EQUAL, JUMP_SET, MASK
-        argument, refuse, allow = _locate_argument, _refuse, ALLOWED
+        load, jump_equal, argument, refuse, allow = LOAD, JUMP_EQUAL, _locate_argument, _refuse, ALLOWED
 
         def on(name: str, *instructions: Instruction) -> None:
             number = CALLS[name][column]
@@ -183,7 +182,7 @@ class Policy:
             for name in KERNEL_MEMORY_CALLS:
                 on(name, refuse(EPERM))
         # CLONE_PARENT would make the new process a child of the supervisor.
-        on("clone", (load, 0, 0, argument(0)), (jump_set, 0, 1, NEW_NAMESPACES | CLONE_PARENT), refuse(EPERM), allow)
+        on("clone", (load, 0, 0, argument(0)), (JUMP_SET, 0, 1, NEW_NAMESPACES | CLONE_PARENT), refuse(EPERM), allow)
         on("ioctl", *_build_ioctl_checks(self.network))
         commands = (F_SETOWN, F_SETSIG, F_SETOWN_EX, F_SETLEASE, F_NOTIFY)  # these can send signals to other processes
         wrong = [(jump_equal, len(commands) - i, 0, command) for i, command in enumerate(commands)]
@@ -208,7 +207,7 @@ class Policy:
         # A datagram socketpair can also send to a socket path, and so to a server of the host if code sees its files.
         is_safe = self.own_mounts and self.unix_sockets
         unix = [(load, 0, 0, argument(0)), (jump_equal, 0, 1 if is_safe else 4, AF_UNIX)]
-        stream = [(load, 0, 0, argument(1)), (mask, 0, 0, 0xF), (jump_equal, 0, 1, SOCK_STREAM)]
+        stream = [(load, 0, 0, argument(1)), (MASK, 0, 0, 0xF), (jump_equal, 0, 1, SOCK_STREAM)]
         on("socketpair", *unix, *([] if is_safe else stream), allow, refuse(EPERM))
         if self.abi < 6:
             for name in ("kill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo"):
@@ -221,7 +220,7 @@ class Policy:
             # O_TRUNC empties a file even if it is opened for reading. Landlock before ABI 3 does not check truncation.
             # Access mode 3 (neither reading nor writing) needs no Landlock right, but its descriptor accepts ioctl.
             first = (jump_equal, 3, 0, O_TRUNC if self.abi < 3 and not self.own_mounts else 3)
-            check = [(mask, 0, 0, O_TRUNC | O_ACCMODE), first, (jump_equal, 2, 0, 3), (jump_equal, 1, 0, O_TRUNC | 3)]
+            check = [(MASK, 0, 0, O_TRUNC | O_ACCMODE), first, (jump_equal, 2, 0, 3), (jump_equal, 1, 0, O_TRUNC | 3)]
             on(name, (load, 0, 0, argument(flags)), *check, allow, refuse(EPERM))
         return answers
 

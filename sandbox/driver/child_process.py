@@ -11,7 +11,7 @@ from ..wire.frames import MAX_CALL_BYTES, FrameReader, encode_frame_parts
 from ..wire.pipes import READ_BYTES, widen_pipe, write_available
 from ..wire.strict_json import dumps
 from .child.channel import FORK_REQUESTS, place_descriptors, report_unconfined
-from .child.forking import serve_forks
+from .child.forking import serve_code
 from .child.fresh_python import start_fresh_python
 from .confinement import Confinement
 from .orphans import kill_descendants
@@ -276,10 +276,7 @@ class ChildSource:
                 start_fresh_python(supervisor, is_forked_on=requests is not None)
             runner.enter_process()
             runner.apply_settings(self._settings)
-            if requests is not None:
-                runner.prepare(self.confinement)
-                serve_forks(runner, self.confinement, supervisor)
-            runner.serve(self.confinement)
+            serve_code(runner, self.confinement, supervisor, is_forked_on=requests is not None)
 
         return self.fork(run_code, requests, self._start_file)
 

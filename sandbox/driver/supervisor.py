@@ -7,11 +7,10 @@ import os
 import time
 
 from ..wire.collection import COLLECT_TIMEOUT_SECONDS
-from ..wire.displays import check_displays
 from ..wire.frames import BadFrameError
 from ..wire.pipes import READ_BYTES, read_available
 from ..wire.strict_json import dumps, loads
-from ..wire.submission import MAX_SUBMIT_BYTES
+from ..wire.submission import MAX_SUBMIT_BYTES, check_displays
 from .child.environment import enter_environment, needs_new_start
 from .child.forking import import_common_modules
 from .child.fresh_python import write_start_file

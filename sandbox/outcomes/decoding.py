@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import SubmitError
 from ..result import Result
-from ..wire.displays import MAX_REPR_CHARACTERS, check_bundle
 from ..wire.frames import EXITED
 from ..wire.names import MAX_REPORTED_FILES
 from ..wire.nonfinite import restore_numbers
-from ..wire.submission import SubmissionError, check_submission
+from ..wire.submission import MAX_REPR_CHARACTERS, SubmissionError, check_bundle, check_submission
 from .ending import Ending, read_json
 
 if TYPE_CHECKING:

@@ -1,7 +1,8 @@
-"""Limits on submitted fields: their names, types, size and depth. The sandbox and the host both check them."""
+"""Limits on submitted fields, displays and last values. The sandbox and the host both check them."""
 
 from __future__ import annotations
 
+from .frames import BadFrameError
 from .strict_json import MAX_CONTAINERS, has_too_many_containers
 
 TYPE_CHECKING = False
@@ -12,6 +13,12 @@ MAX_SUBMIT_BYTES = 1024 * 1024  # UTF-8 JSON of one SUBMIT
 # Nested lists and dicts in the value of a field. Later steps (pickle, copy.deepcopy, Prefect's and pydantic's walks)
 # fail between 200 and 500 levels, or at fewer levels if the stack is already deep.
 MAX_SUBMIT_DEPTH = 100
+MAX_REPR_CHARACTERS = 20_000  # repr of a last value that is not JSON, and text of a display
+MAX_DISPLAYS = 1_000  # displays per execution; each is a frame
+MAX_DISPLAYS_BYTES = 4 * 1024 * 1024  # JSON of all displays of an execution
+MAX_NOTE_BYTES = 2_000  # additional bytes per display, for a note about omitted data
+MAX_TYPES = 20  # MIME types of one display
+MAX_TYPE_CHARACTERS = 100
 
 
 class SubmissionError(ValueError):
@@ -86,3 +93,21 @@ def is_deeper(value: Any, depth: int) -> bool:
         depth -= 1
         level = inner
     return bool(level)
+
+
+def check_bundle(bundle: Any, body: bytes) -> dict[str, Any]:
+    """Validate a MIME bundle and return it; `body` is its JSON. Raises ValueError if it is invalid or too complex."""
+    if type(bundle) is not dict or not 0 < len(bundle) <= MAX_TYPES:  # type: ignore[reportUnknownArgumentType]
+        raise ValueError("it is not a dict of MIME types and data")
+    types: dict[str, Any] = bundle  # type: ignore[reportUnknownVariableType]
+    if any(len(name) > MAX_TYPE_CHARACTERS for name in types):
+        raise ValueError("an invalid MIME type")
+    if has_too_many_containers(types, body) or any(is_deeper(data, MAX_SUBMIT_DEPTH) for data in types.values()):
+        raise ValueError("data of too many lists and dicts")
+    return types
+
+
+def check_displays(count: int, size: int) -> None:
+    """Raise BadFrameError if our driver would not send so many displays, or so many bytes of displays."""
+    if count > MAX_DISPLAYS or size > MAX_DISPLAYS_BYTES + MAX_DISPLAYS * MAX_NOTE_BYTES:
+        raise BadFrameError(f"{count:,} displays of {size:,} bytes")

@@ -43,18 +43,6 @@ async def test_concurrent_sandboxes_share_no_files(provider: SandboxProvider) ->
 
 
 @pytest.mark.local_first
-async def test_five_sandboxes_run_concurrently(provider: SandboxProvider) -> None:
-    async def run(i: int) -> tuple[int, str]:
-        async with provider.interpreter() as interpreter:
-            result = await interpreter.execute("SUBMIT(i=i)", {"i": i})
-            return result.i, result.meta.sandbox_id
-
-    results = await asyncio.gather(*(run(i) for i in range(5)))
-    assert [i for i, _ in results] == list(range(5))
-    assert len({name for _, name in results}) == 5
-
-
-@pytest.mark.local_first
 async def test_concurrent_large_and_small_results_come_back_complete(interpreter: Interpreter) -> None:
     large = [interpreter.execute("SUBMIT(text='x' * 1_000_000)") for _ in range(4)]
     small = [interpreter.execute("SUBMIT(i=i)", {"i": i}) for i in range(8)]

@@ -10,6 +10,7 @@ from rlm_batch.blocks.provider import SandboxProvider
 from rlm_batch.sandbox.interpreter import Interpreter
 
 from ..infra.waiting import HANG_SECONDS
+from .test_timeout import ENDLESS
 
 pytestmark = [pytest.mark.anyio, pytest.mark.local_first]
 
@@ -50,11 +51,8 @@ async def test_executions_of_one_context_run_one_after_the_other(interpreter: In
 
 
 WAITING = {
-    "asleep": "import time; time.sleep(1000)",
-    "busy": "while True: pass",
-    "in a lock": "import threading; lock = threading.Lock(); lock.acquire(); lock.acquire()",
-    "waiting for a subprocess": "import subprocess; subprocess.run(['sleep', '1000'])",
-    "in a loop of coroutines": "import asyncio; asyncio.run(asyncio.sleep(1000))",
+    **{name: ENDLESS[name] for name in ("asleep", "busy", "in a lock", "waiting for a subprocess")},
+    "in a loop of coroutines": ENDLESS["in a loop of coroutines"],
     "awaited": "import asyncio; await asyncio.sleep(1000)",
     "in a task beside the one that waits": """
 import asyncio

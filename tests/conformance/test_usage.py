@@ -1,12 +1,12 @@
 """CPU seconds and peak memory of executions, as the kernel counts them."""
 
-from textwrap import dedent
-
 import pytest
 
 from rlm_batch import ExecutionTimeout
 from rlm_batch.sandbox.interpreter import Interpreter
 from rlm_batch.sandbox.meta import Meta
+
+from .gate import FIND_CHANNEL
 
 pytestmark = [pytest.mark.anyio, pytest.mark.local_first]
 
@@ -52,15 +52,13 @@ async def test_a_step_has_its_own_cpu_time(interpreter: Interpreter) -> None:
 
 
 async def test_forged_usage_of_a_context_ends_no_sandbox(interpreter: Interpreter) -> None:
-    forge = """
-        import sys
-        frame = sys._getframe()
-        while "self" not in frame.f_locals or not hasattr(frame.f_locals["self"], "_channel"):
-            frame = frame.f_back
-        channel = frame.f_locals["self"]._channel
-        end = {"op": "end", "token": channel.token, "status": "finished"}
-        channel.send({**end, "cpu_microseconds": forged, "peak_kib": -forged}, b"null")
-        """
+    forge = (
+        FIND_CHANNEL
+        + """
+end = {"op": "end", "token": channel.token, "status": "finished"}
+channel.send({**end, "cpu_microseconds": forged, "peak_kib": -forged}, b"null")
+"""
+    )
     for forged in (-5, 1 << 62, -(10**4299), 10**4300 - 1):
-        await interpreter.execute(dedent(forge), {"forged": forged}, context="c")
+        await interpreter.execute(forge, {"forged": forged}, context="c")
     assert (await interpreter.execute("SUBMIT(y=1)")).y == 1

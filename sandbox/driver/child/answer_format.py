@@ -175,7 +175,15 @@ def _check(value: Any, schema: Any, root: dict[str, Any], place: str) -> None:
     if kinds and not any(_has_type(value, kind) for kind in kinds):
         raise ValueError(f"{place} is {_show(value)} and must be of the type {' or '.join(kinds)}")
     if isinstance(value, dict):
-        _check_object(value, schema, root, place)
+        properties = schema.get("properties", {})
+        for name in schema.get("required", ()):
+            if name not in value:
+                raise ValueError(f"{place} has no {name!r}")
+        for name, item in value.items():
+            inner = properties.get(name, schema.get("additionalProperties", True))
+            if inner is False:
+                raise ValueError(f"{place} has a field {name!r} that the schema does not have")
+            _check(item, inner, root, f"{place}[{name!r}]")
     elif isinstance(value, list):
         _check_length(value, schema, "Items", place)
         first = schema.get("prefixItems", ())
@@ -193,18 +201,6 @@ def _check(value: Any, schema: Any, root: dict[str, Any], place: str) -> None:
         for keyword, holds in _COMPARISONS:
             if keyword in schema and not holds(value, schema[keyword]):
                 raise ValueError(f"{place} is {value} and its {keyword} is {schema[keyword]}")
-
-
-def _check_object(value: dict[str, Any], schema: dict[str, Any], root: dict[str, Any], place: str) -> None:
-    properties = schema.get("properties", {})
-    for name in schema.get("required", ()):
-        if name not in value:
-            raise ValueError(f"{place} has no {name!r}")
-    for name, item in value.items():
-        inner = properties.get(name, schema.get("additionalProperties", True))
-        if inner is False:
-            raise ValueError(f"{place} has a field {name!r} that the schema does not have")
-        _check(item, inner, root, f"{place}[{name!r}]")
 
 
 def _check_length(value: Any, schema: dict[str, Any], unit: str, place: str) -> None:

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import sys
 
-from ...wire.displays import (
+from ...wire.strict_json import NotJsonError, dumps, encode_fields, loads
+from ...wire.submission import (
     MAX_DISPLAYS,
     MAX_DISPLAYS_BYTES,
     MAX_NOTE_BYTES,
     MAX_REPR_CHARACTERS,
+    MAX_SUBMIT_BYTES,
     MAX_TYPE_CHARACTERS,
     MAX_TYPES,
     check_bundle,
 )
-from ...wire.strict_json import NotJsonError, dumps, encode_fields, loads
-from ...wire.submission import MAX_SUBMIT_BYTES
 from .environment import MODULES
 from .submit import encode_output
 

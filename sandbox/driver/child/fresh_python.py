@@ -16,7 +16,7 @@ from ...wire.names import DRIVER_FILE_PREFIX
 from ..confinement import Confinement
 from ..processes import signal
 from .channel import CHANNEL_IN, CHANNEL_OUT, FORK_REQUESTS
-from .forking import serve_forks
+from .forking import serve_code
 from .runner import CodeRunner
 
 TYPE_CHECKING = False
@@ -48,12 +48,10 @@ def write_start_file(settings: dict[str, Any]) -> int:
     names = [name for name, _ in driver_parts]
     parts = driver_parts[: names.index(__name__.partition(".")[2]) + 1]
     made = os.memfd_create("driver")
-    data = memoryview(marshal.dumps((parts, settings)))
-    while data:
-        data = data[os.write(made, data) :]
-    fd = fcntl.fcntl(made, fcntl.F_DUPFD_CLOEXEC, LOWEST_DESCRIPTOR)
-    os.close(made)
-    return fd
+    with open(made, "wb") as file:
+        file.write(marshal.dumps((parts, settings)))
+        file.flush()
+        return fcntl.fcntl(made, fcntl.F_DUPFD_CLOEXEC, LOWEST_DESCRIPTOR)
 
 
 def start_fresh_python(supervisor: int, *, is_forked_on: bool) -> NoReturn:
@@ -76,10 +74,7 @@ def run_code(settings: dict[str, Any], supervisor: int, is_forked_on: int) -> No
     sys.orig_argv = [sys.executable, *sys.argv]
     sys.path[:] = [path for path in sys.path if path not in settings["python_path"]]
     runner.apply_settings(settings)
-    if is_forked_on:
-        runner.prepare(confinement)
-        serve_forks(runner, confinement, supervisor)
-    runner.serve(confinement)
+    serve_code(runner, confinement, supervisor, is_forked_on=bool(is_forked_on))
 
 
 def _set_inheritable(is_inheritable: bool, *, is_forked_on: bool) -> None:

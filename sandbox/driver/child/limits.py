@@ -45,10 +45,8 @@ def _find_own_limit(error: Any) -> str:
 def _has_started_process(error: BaseException) -> bool:
     """Return whether a call that starts a process raised the error. Other calls fail with the same error number."""
     trace: Any = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
+    while trace.tb_next is not None:
         trace = trace.tb_next
-    if trace is None:
-        return False
     code = trace.tb_frame.f_code
     return code.co_name in STARTERS or bool({"fork", "forkpty"}.intersection(code.co_names))
 

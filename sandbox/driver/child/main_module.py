@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from .environment import ImportWatcher
 
 CODE_NAME = "<code>"
-MAX_SOURCES = 100  # executions of a context whose source lines tracebacks can show
 # A process that multiprocessing starts with `spawn` or `forkserver` runs this program instead of the code's file. The
 # program runs the code as Python would. If `if __name__ == "__main__":` is missing, it stops at the first process that
 # the code starts. Of a context's earlier executions, it runs only imports, definitions and assignments.
@@ -107,13 +106,11 @@ class MainModule:
             sys.argv = [self._path]
         vars(self.module)["__file__"] = self._path
         self.sources[name] = source.replace("\r\n", "\n").replace("\r", "\n")
-        if len(self.sources) > MAX_SOURCES:
-            del self.sources[next(iter(self.sources))]
         if "__file__" in source or "argv" in source:  # The code may open its file.
             try:
                 self._write(self._path, source.encode("utf-8", "surrogatepass"))
             except OSError:
-                pass  # The folder is closed or full: code that opens the file gets the error.
+                pass  # Code that opens the file gets the error.
         self.show_lines(name)
 
     def add_names(self, variables: dict[str, Any], provided: dict[str, Any]) -> None:

@@ -19,6 +19,7 @@ from .displays import PYPLOT, Displays, replace_show
 from .environment import MODULES, ImportWatcher, open_streams
 from .evaluation import IS_COROUTINE, CoroutineRunner, compile_code, silence_own_errors
 from .forking import (
+    OpenFiles,
     ThreadsLeftError,
     check_threads,
     disarm_finalizers,
@@ -28,7 +29,6 @@ from .forking import (
 )
 from .limits import find_limit
 from .main_module import CODE_NAME, MainModule
-from .open_files import OpenFiles
 from .queries import make_query_names
 from .submit import SubmitError, Submitted, encode_submission, make_report
 from .volume import Volume, VolumeError

@@ -89,22 +89,6 @@ async def test_files_are_collected_from_crashed_code(interpreter: Interpreter) -
     os.rmdir(os.path.dirname(path))
 
 
-async def test_a_too_large_file_is_reported_and_the_others_are_collected(
-    interpreter: Interpreter, tmp_path: Path
-) -> None:
-    code = """
-    for name in ("a.bin", "b.bin", "c.bin"):
-        with open(name, "wb") as file:
-            file.truncate(3 if name == "c.bin" else 1 << 30 if name == "b.bin" else 1)
-    """
-    meta = (await interpreter.execute(dedent(code), collect=["*.bin"], collect_to=tmp_path)).meta
-    assert sorted(read_below(tmp_path)) == ["a.bin", "c.bin"]
-    (problem,) = meta.not_collected
-    assert problem.startswith(
-        "b.bin has 1,073,741,824 bytes, and only 1,073,741,823 of 1,073,741,824 are left for this execution's files"
-    )
-
-
 async def test_holes_and_hard_links_do_not_bypass_the_collection_limit(
     interpreter: Interpreter, tmp_path: Path
 ) -> None:

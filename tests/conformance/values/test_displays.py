@@ -12,6 +12,8 @@ from rlm_batch.blocks.provider import SandboxProvider
 from rlm_batch.sandbox.interpreter import Interpreter
 from rlm_batch.sandbox.outcomes.outcome_json import outcome_from_json, outcome_to_json
 
+from ..gate import FIND_CHANNEL
+
 pytestmark = [pytest.mark.anyio, pytest.mark.local_first]
 
 SHAPES = """
@@ -103,14 +105,7 @@ async def test_a_repr_that_ends_its_process_ends_only_its_execution(interpreter:
 
 
 async def test_forged_display_frames_are_ignored_or_end_their_execution(provider: SandboxProvider) -> None:
-    write = """
-        import json, os, sys
-        frame = sys._getframe()
-        while "self" not in frame.f_locals or not hasattr(frame.f_locals["self"], "_channel"):
-            frame = frame.f_back
-        channel = frame.f_locals["self"]._channel
-        def send(op, body): channel.send({"op": op, "token": channel.token}, body)
-        """
+    write = FIND_CHANNEL + "def send(op, body): channel.send({'op': op, 'token': channel.token}, body)\n"
     async with provider.interpreter() as interpreter:
         forged = """
             long, deep = b'{"' + b"a" * 200 + b'":1}', b'{"a":' + b"[" * 300 + b"]" * 300 + b"}"
@@ -119,10 +114,8 @@ async def test_forged_display_frames_are_ignored_or_end_their_execution(provider
             send("value", b'["no fields"]')
             SUBMIT(x=1)
             """
-        result = await interpreter.execute(dedent(write) + dedent(forged))
+        result = await interpreter.execute(write + dedent(forged))
         assert (result.outputs, result.meta.value, result.meta.displays) == ({"x": 1}, None, ())
         with pytest.raises(CodeCrashed, match=r"displays of [\d,]+ bytes"):
-            await interpreter.execute(
-                dedent(write) + "while True: send('display', b'{\"a\":\"' + b'x' * 1_000_000 + b'\"}')"
-            )
+            await interpreter.execute(write + "while True: send('display', b'{\"a\":\"' + b'x' * 1_000_000 + b'\"}')")
         assert (await interpreter.execute("3")).meta.value == 3
