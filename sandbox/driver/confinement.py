@@ -144,24 +144,20 @@ class Confinement:
         """Start or stop being the parent of descendants whose parent dies, whatever session they moved to."""
         self._prctl("PR_SET_CHILD_SUBREAPER", adopts)
 
-    def request_term_on_parent_end(self) -> None:
-        """Request SIGTERM when the parent ends. SIGKILL would leave no time to kill other processes first."""
-        self._prctl("PR_SET_PDEATHSIG", signal.SIGTERM)
-
-    def outlive_parent(self) -> None:
-        """Cancel any request for a signal at the parent's end."""
-        self._prctl("PR_SET_PDEATHSIG", 0)
+    def signal_at_parent_end(self, number: int = signal.SIGTERM) -> None:
+        """Request a signal when the parent ends, or none with 0. SIGKILL leaves no time to kill other processes."""
+        self._prctl("PR_SET_PDEATHSIG", number)
 
     def end_with_parent(self, parent: int) -> None:
         """Request that the kernel kill the calling process when its parent ends."""
-        self._prctl("PR_SET_PDEATHSIG", signal.SIGKILL)
+        self.signal_at_parent_end(signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(0)  # the parent ended just before `prctl`
 
     def become_supervisor(self) -> None:
         """Make the calling process a supervisor: signalled when its parent ends, adopts orphans, closed to others."""
         if os.getpid() != 1:  # bubblewrap already requests SIGKILL for the first process of a namespace
-            self.request_term_on_parent_end()
+            self.signal_at_parent_end()
         self.adopt_orphans()
         self.close_to_others()
 

@@ -69,7 +69,7 @@ def fork_supervisor() -> None:
     would survive the driver. The zygote kills such processes of its own sandboxes. Raises OSError.
     """
     confinement = Confinement({})
-    confinement.request_term_on_parent_end()
+    confinement.signal_at_parent_end()
     confinement.adopt_orphans()
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)  # An error before the fork ends only one process.
     pid = os.fork()

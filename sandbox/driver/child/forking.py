@@ -51,23 +51,20 @@ def import_common_modules() -> None:
 
 def check_threads() -> None:
     """Raise ThreadsLeftError with the names of all threads besides the calling one."""
-    names, unnamed = _list_threads()
-    if names or unnamed > 0:
-        time.sleep(END_SECONDS)
-        names, unnamed = _list_threads()
+    names: list[str] = []
+    unnamed = 0
+    for pause in (END_SECONDS, 0.0):
+        threading: Any = sys.modules.get("threading")
+        threads: list[Any] = [] if threading is None else threading.enumerate()
+        names = [str(thread.name) for thread in threads if thread.ident != _thread.get_ident()]
+        unnamed = _thread._count() - len(names)  # type: ignore[reportPrivateUsage]
+        if not names and unnamed <= 0:
+            return
+        time.sleep(pause)
     if unnamed > 0:
-        names.append(f"{unnamed} that _thread started" if names else f"{unnamed} without a name, which _thread started")
-    if names:
-        more = len(names) - MAX_NAMES
-        raise ThreadsLeftError(", ".join(names[:MAX_NAMES]) + (f" and {more} more" if more > 0 else ""))
-
-
-def _list_threads() -> tuple[list[str], int]:
-    threading: Any = sys.modules.get("threading")
-    threads: list[Any] = [] if threading is None else threading.enumerate()
-    own = _thread.get_ident()
-    names = [str(thread.name) for thread in threads if thread.ident != own]
-    return names, _thread._count() - len(names)  # type: ignore[reportPrivateUsage]
+        names.append(f"{unnamed} without a name, which _thread started")
+    more = len(names) - MAX_NAMES
+    raise ThreadsLeftError(", ".join(names[:MAX_NAMES]) + (f" and {more} more" if more > 0 else ""))
 
 
 def disarm_finalizers() -> None:

@@ -129,7 +129,7 @@ def rehearse_driver(runner: CodeRunner, confinement: Confinement) -> None:
     for place in (CHANNEL_IN, CHANNEL_OUT):
         os.close(place)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    confinement.outlive_parent()
+    confinement.signal_at_parent_end(0)
 
 
 def rehearse_start(runner: CodeRunner) -> None:
