@@ -217,12 +217,20 @@ class Policy:
         if self.abi < 3 and not self.own_mounts:
             on("truncate", refuse(EPERM))
         for name, flags in (("open", 1), ("openat", 2)):
-            # O_TRUNC empties a file even if it is opened for reading. Landlock before ABI 3 does not check truncation.
-            # Access mode 3 (neither reading nor writing) needs no Landlock right, but its descriptor accepts ioctl.
-            first = (jump_equal, 3, 0, O_TRUNC if self.abi < 3 and not self.own_mounts else 3)
-            check = [(MASK, 0, 0, O_TRUNC | O_ACCMODE), first, (jump_equal, 2, 0, 3), (jump_equal, 1, 0, O_TRUNC | 3)]
-            on(name, (load, 0, 0, argument(flags)), *check, allow, refuse(EPERM))
+            on(name, *self._build_open_checks(flags))
         return answers
+
+    def _build_open_checks(self, flags: int) -> list[Instruction]:
+        """Return checks of the flags in that argument.
+
+        O_TRUNC empties a file even if it is opened for reading. Landlock before ABI 3 does not check truncation. Access
+        mode 3 (neither reading nor writing) needs no Landlock right, but its descriptor accepts ioctl.
+        """
+        first = O_TRUNC if self.abi < 3 and not self.own_mounts else 3
+        return [
+            (LOAD, 0, 0, _locate_argument(flags)), (MASK, 0, 0, O_TRUNC | O_ACCMODE), (JUMP_EQUAL, 3, 0, first),
+            (JUMP_EQUAL, 2, 0, 3), (JUMP_EQUAL, 1, 0, O_TRUNC | 3), ALLOWED, _refuse(EPERM),
+        ]  # fmt: skip
 
 
 def _locate_argument(index: int) -> int:
