@@ -32,20 +32,15 @@ class SeccompFilter:
     OWN_PID = (0x7E57A11D).to_bytes(4, sys.byteorder)  # placeholder for the id of the confined process
 
     def __init__(self, program: bytes) -> None:
-        self._program = bytearray(program)
-        self._places: list[int] = []  # offsets of OWN_PID
-        while (place := program.find(self.OWN_PID, self._places[-1] + 1 if self._places else 0)) >= 0:
-            self._places.append(place)
-        self._start = c_char.from_buffer(self._program)  # a reference that keeps the buffer at its address
+        self.program = bytearray(program)
+        self.places: list[int] = []  # offsets of OWN_PID
+        while (place := program.find(self.OWN_PID, self.places[-1] + 1 if self.places else 0)) >= 0:
+            self.places.append(place)
+        self._start = c_char.from_buffer(self.program)  # a reference that keeps the buffer at its address
         length = len(program) // 8 << (0 if sys.byteorder == "little" else 48)
         fields = (length, addressof(self._start))
         self._fields = c_char_p(b"".join(field.to_bytes(8, sys.byteorder) for field in fields))
         self.address = cast(self._fields, c_void_p).value or 0  # of its struct sock_fprog
-
-    def set_own_pid(self, pid: int) -> None:
-        own = pid.to_bytes(4, sys.byteorder)
-        for place in self._places:
-            self._program[place : place + 4] = own
 
 
 class Confinement:
@@ -165,14 +160,6 @@ class Confinement:
         """Close the calling process's /proc/PID/fd and /proc/PID/mem to other processes of its user."""
         self._prctl("PR_SET_DUMPABLE", 0)
 
-    def close_to_forks(self) -> None:
-        """Close the calling process to its forks, unless a Landlock domain per fork does that.
-
-        With Landlock it stays open: to sum a sandbox's memory, the host must see which pages the forks share.
-        """
-        if not self.has_domain:
-            self.close_to_others()
-
     def confine(self, parent: int, *, is_forked_on: bool = False) -> None:
         """Confine the calling process, a child of `parent`, for good. Raises OSError; then no code may run.
 
@@ -198,20 +185,13 @@ class Confinement:
         if self._ruleset >= 0 or self._filter is not None:
             self._prctl("PR_SET_NO_NEW_PRIVS", 1)
         for ruleset in self.rulesets:
-            self._enter_domain(ruleset)
+            self.enter_domain(ruleset)
         if self._filter is not None:
-            self._filter.set_own_pid(0 if is_forked_on else os.getpid())
+            pid = 0 if is_forked_on else os.getpid()
+            for place in self._filter.places:
+                self._filter.program[place : place + 4] = pid.to_bytes(4, sys.byteorder)
             self._prctl("PR_SET_SECCOMP", 2, self._filter.address)
         self.close_to_others()  # An execution opens /proc/self again.
-
-    def confine_fork(self, rulesets: list[int]) -> None:
-        """Give a fork of a confined process its own Landlock domain; all other walls are inherited. Raises OSError.
-
-        From this inner domain the fork can neither signal nor read the forked process or any other fork.
-        """
-        self.adopt_orphans()
-        for ruleset in rulesets:
-            self._enter_domain(ruleset)
 
     @staticmethod
     def lower_limit(limit: int, value: int) -> None:
@@ -238,7 +218,8 @@ class Confinement:
             os.close(ruleset)
         self._ruleset = -1
 
-    def _enter_domain(self, ruleset: int) -> None:
+    def enter_domain(self, ruleset: int) -> None:
+        """Put the calling process into a new Landlock domain, inside its present one. Raises OSError."""
         self._call("landlock_restrict_self", LIBC.syscall(self.LANDLOCK_RESTRICT, ruleset, 0))
 
     def _change_user(self, uid: int, gid: int | None) -> None:

@@ -76,45 +76,22 @@ def hide_missing_site() -> None:
 
 
 def open_streams() -> dict[str, Any]:
-    """Open streams on descriptors 0, 1 and 2 for future forks, by their names in `sys`. Raises OSError.
+    """Replace Python's streams by the code's: UTF-8 unless the environment chooses, and each line written at once."""
+    streams: dict[str, Any] = {}
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        own: Any = getattr(sys, name)
+        errors = "backslashreplace" if fd else "replace"
+        choices = (own.encoding, own.errors) if "PYTHONIOENCODING" in os.environ else ("utf-8", errors)
+        if fd and os.environ.get("PYTHONUNBUFFERED"):
+            import io
 
-    A stream checks its descriptor once, when it is made. So descriptor 0 is already /dev/null, as in the forks, and a
-    pipe replaces 1 and 2 meanwhile.
-    """
-    pipe = os.pipe()
-    kept = [os.dup(fd) for fd in (1, 2)]
-    try:
-        for fd in (1, 2):
-            os.dup2(pipe[1], fd)
-        is_chosen = "PYTHONIOENCODING" in os.environ
-        stdin, stdout, stderr = (
-            (stream.encoding, stream.errors) if is_chosen else ("utf-8", errors)
-            for stream, errors in (
-                (sys.stdin, "replace"),
-                (sys.stdout, "backslashreplace"),
-                (sys.stderr, "backslashreplace"),
-            )
-        )
-        return {
-            "stdin": open(0, encoding=stdin[0], errors=stdin[1], closefd=False),
-            "stdout": _open_output(1, *stdout),
-            "stderr": _open_output(2, *stderr),
-        }
-    finally:
-        for copy, fd in zip(kept, (1, 2)):
-            os.dup2(copy, fd)
-        for fd in (*pipe, *kept):
-            os.close(fd)
-
-
-def _open_output(fd: int, encoding: str, errors: str | None) -> Any:
-    """Open a text stream that writes each line at once, or each text with PYTHONUNBUFFERED."""
-    if os.environ.get("PYTHONUNBUFFERED"):
-        import io
-
-        raw: Any = io.FileIO(fd, "w", closefd=False)
-        return io.TextIOWrapper(raw, encoding, errors, write_through=True)
-    return open(fd, "w", 1, encoding, errors, closefd=False)
+            raw: Any = io.FileIO(fd, "w", closefd=False)
+            streams[name] = io.TextIOWrapper(raw, *choices, write_through=True)
+        else:
+            streams[name] = open(fd, "w" if fd else "r", 1 if fd else -1, *choices, closefd=False)  # noqa: SIM115
+        setattr(sys, name, streams[name])
+        setattr(sys, f"__{name}__", streams[name])
+    return streams
 
 
 class ImportWatcher:

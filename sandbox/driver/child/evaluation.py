@@ -91,7 +91,11 @@ class CoroutineRunner:
                         error.__traceback__ = cancelled.__traceback__  # has the place where the code waited
                 except BaseException:
                     pass  # the code's own error in a `finally` block, or another interrupt
-            error.__traceback__ = _skip_loop(error.__traceback__)
+            trace: Any = error.__traceback__
+            # Skip the frames of this module and asyncio.
+            while trace is not None and trace.tb_frame.f_globals.get("__package__") in (__package__, "asyncio"):
+                trace = trace.tb_next
+            error.__traceback__ = trace
             raise
 
     def close(self, *, joins_threads: bool) -> None:
@@ -136,10 +140,3 @@ def silence_own_errors(base_events: Any) -> None:
             handle(self, context)
 
     base_events.BaseEventLoop.default_exception_handler = default_exception_handler
-
-
-def _skip_loop(trace: Any) -> Any:
-    """Return the part of a traceback after the frames of this module and asyncio."""
-    while trace is not None and trace.tb_frame.f_globals.get("__package__") in (__package__, "asyncio"):
-        trace = trace.tb_next
-    return trace

@@ -133,7 +133,9 @@ def _serve_forks(runner: CodeRunner, confinement: Confinement, supervisor: int) 
 
     requests = _socket.socket(fileno=FORK_REQUESTS)
     requests.setblocking(True)  # the code may have called `socket.setdefaulttimeout`
-    confinement.close_to_forks()
+    # With a Landlock domain per fork it stays open: the host must see which pages forks share, to sum their memory.
+    if not confinement.has_domain:
+        confinement.close_to_others()
     while True:
         (count, fds), status = _receive_request(requests), 0
         try:
@@ -213,7 +215,10 @@ def _become_execution(runner: CodeRunner, confinement: Confinement, supervisor: 
     os.setsid()
     places = place_descriptors(fds[:PIPES])
     try:
-        confinement.confine_fork(fds[PIPES:])
+        confinement.adopt_orphans()
+        # From an inner domain of its own the fork can neither signal nor read the forked process or any other fork.
+        for ruleset in fds[PIPES:]:
+            confinement.enter_domain(ruleset)
     except OSError as error:
         report_unconfined(error)
     for fd in {*places, *fds} - {1, 2, CHANNEL_IN, CHANNEL_OUT}:  # Some may be in place already.

@@ -174,7 +174,7 @@ def _read_prompts(
     prompts = list(prompts)
     if len(prompts) > MAX_PROMPTS:
         raise ValueError(
-            f"{name}: {len(prompts):,} prompts are more than {MAX_PROMPTS:,}: split them over several calls"
+            f"{name}: {len(prompts):,} prompts are more than {MAX_PROMPTS:,}: split them into several calls"
         )
     if images is not None and len(images) != len(prompts):
         raise ValueError(f"{name}: images has {len(images):,} lists, and there are {len(prompts):,} prompts")

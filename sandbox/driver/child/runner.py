@@ -85,13 +85,10 @@ class CodeRunner:
         self._become_main()
 
     def _become_main(self) -> None:
-        """Install the code's main module and streams in `sys`. The driver itself needs neither."""
+        """Install what code finds in `sys` and `builtins`. The driver itself does not need it."""
         watcher = ImportWatcher()
         self._main.install(watcher)
         self._streams = open_streams()
-        for name, stream in self._streams.items():
-            setattr(sys, name, stream)
-            setattr(sys, f"__{name}__", stream)
         watcher.actions["asyncio.base_events"] = silence_own_errors
         watcher.actions[PYPLOT] = lambda pyplot: replace_show(pyplot, lambda: self._displays)
         sys.meta_path.insert(0, watcher)

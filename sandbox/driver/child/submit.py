@@ -27,16 +27,16 @@ class SubmitError(ValueError):
 
 def encode_submission(values: tuple[Any, ...], fields: dict[str, Any], expected: list[dict[str, str]] | None) -> bytes:
     """Return the JSON of SUBMIT's arguments; `expected` are the allowed fields, None allows any. Raises SubmitError."""
-    if expected is not None:
-        fields = _match_fields(values, fields, [field["name"] for field in expected])
-    elif len(values) > 1:
-        raise SubmitError(f"SUBMIT takes one positional value, or fields by name, and was given {len(values)} values")
-    elif values:
-        if "output" in fields:
-            raise SubmitError("SUBMIT was given 'output' by position and by name: give it once")
-        fields = {"output": values[0], **fields}
+    names = ["output"] if expected is None else [field["name"] for field in expected]
+    if len(values) > len(names):
+        raise SubmitError(f"SUBMIT takes {', '.join(names)}, and was given {len(values)} positional values")
+    matched = dict(zip(names, values))
+    for name in fields:
+        if name in matched:
+            raise SubmitError(f"SUBMIT was given {name!r} by position and by name: give it once")
+    matched.update(fields)
     try:
-        return encode_output(fields, expected)
+        return encode_output(matched, expected)
     except (NotJsonError, SubmissionError) as error:
         raise SubmitError(str(error)) from None
 
@@ -72,17 +72,6 @@ def _convert_keys(value: Any, depth: int = MAX_SUBMIT_DEPTH) -> Any:
     if depth and type(value) in (list, tuple):
         return [_convert_keys(item, depth - 1) for item in value]
     return value
-
-
-def _match_fields(values: tuple[Any, ...], fields: dict[str, Any], names: list[str]) -> dict[str, Any]:
-    if len(values) > len(names):
-        raise SubmitError(f"SUBMIT takes {', '.join(names)}, and was given {len(values)} positional values")
-    matched = dict(zip(names, values))
-    for name, value in fields.items():
-        if name in matched:
-            raise SubmitError(f"SUBMIT was given {name!r} by position and by name: give it once")
-        matched[name] = value
-    return matched
 
 
 def make_report(call_host: Callable[..., Any], end: Callable[[], Any]) -> Callable[[Any, Any], None]:
