@@ -40,7 +40,7 @@ class SeccompFilter:
         length = len(program) // 8 << (0 if sys.byteorder == "little" else 48)
         fields = (length, addressof(self._start))
         self._fields = c_char_p(b"".join(field.to_bytes(8, sys.byteorder) for field in fields))
-        self.address = cast(self._fields, c_void_p).value or 0  # of its struct sock_fprog
+        self.address = cast(self._fields, c_void_p).value or 0  # address of its struct sock_fprog
 
 
 class Confinement:

@@ -66,7 +66,7 @@ def fork_supervisor() -> None:
     """Fork; the child returns as the supervisor, and the parent kills the processes that a killed supervisor leaves.
 
     This is for a driver that is a separate program without a process namespace: code's processes in a new session
-    would survive the driver. The zygote kills such processes of its own sandboxes. Raises OSError.
+    would survive the driver. The zygote kills such processes of its sandboxes. Raises OSError.
     """
     confinement = Confinement({})
     confinement.signal_at_parent_end()

@@ -115,7 +115,9 @@ class Supervisor:
     def _end_overdue(self, now: float) -> None:
         """Send the heartbeat, and end executions, commits and the driver itself after their deadlines."""
         if now >= min(self._expires_at, self._wire.last_heard + self._silence_seconds):
-            self._is_done = True  # no host, or the lifetime is over; some providers delete only idle sandboxes
+            self._is_done = (
+                True  # No host answers, or the lifetime has ended. Some providers delete only idle sandboxes.
+            )
         elif now >= self._wire.last_sent + self._beat_seconds:
             self._wire.send({"op": "beat", "id": 0})
         for process in list(self._processes.values()):
@@ -440,7 +442,7 @@ class Supervisor:
             if not execution.status:
                 execution.status, execution.outcome = str(status), body
                 microseconds, peak_kib = header.get("cpu_microseconds"), header.get("peak_kib")
-                # The kernel counts for a process that ends. The process of a context goes on, so it counts for itself.
+                # The kernel counts for a process that ends. A context continues, so its process counts for itself.
                 if process.context is not None and _is_count(microseconds) and _is_count(peak_kib):
                     execution.usage = process.subtract_cpu(microseconds), peak_kib
             server = self._fork_server

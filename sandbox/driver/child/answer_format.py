@@ -100,7 +100,7 @@ def _describe_type(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
             return schema
         if dataclasses.is_dataclass(kind) or _is_typed_dict(kind):
             if kind.__name__ not in definitions:
-                definitions[kind.__name__] = {}  # for a class that contains itself
+                definitions[kind.__name__] = {}  # The class may contain itself.
                 fields = _list_fields(kind)
                 properties = {name: _describe_type(field, definitions) for name, (field, _) in fields.items()}
                 required = [name for name, (_, is_required) in fields.items() if is_required]

@@ -2,7 +2,7 @@
 
 An interrupt is raised only between two instructions of the code, never inside the channel's own work.
 
-The driver has no thread of its own. Of the threads that wait for a reply, one reads the channel for all. This thread
+The driver starts no threads. Of the threads that wait for a reply, one reads the channel for all. This thread
 passes the role on when its own reply has arrived.
 """
 

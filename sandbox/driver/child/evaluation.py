@@ -88,7 +88,7 @@ class CoroutineRunner:
                     loop.run_until_complete(main)
                 except asyncio.CancelledError as cancelled:
                     if isinstance(error, Interrupted):
-                        error.__traceback__ = cancelled.__traceback__  # has the place where the code waited
+                        error.__traceback__ = cancelled.__traceback__  # It has the place where the code waited.
                 except BaseException:
                     pass  # the code's own error in a `finally` block, or another interrupt
             trace: Any = error.__traceback__

@@ -216,7 +216,7 @@ def _become_execution(runner: CodeRunner, confinement: Confinement, supervisor: 
     places = place_descriptors(fds[:PIPES])
     try:
         confinement.adopt_orphans()
-        # From an inner domain of its own the fork can neither signal nor read the forked process or any other fork.
+        # From its inner domain the fork can neither signal nor read the forked process or any other fork.
         for ruleset in fds[PIPES:]:
             confinement.enter_domain(ruleset)
     except OSError as error:

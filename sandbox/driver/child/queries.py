@@ -69,7 +69,7 @@ def make_query_names(call_host: CallHost) -> dict[str, Any]:
 
         Args:
             prompt: Text of the query.
-            messages: A conversation in OpenAI's form, in the place of the prompt.
+            messages: A conversation in OpenAI's form, instead of the prompt.
             model: Name of a model that the host allows; by default the host's choice.
             system: System message.
             images: Paths, bytes or URLs of images that go with the prompt.
@@ -117,7 +117,7 @@ def make_query_names(call_host: CallHost) -> dict[str, Any]:
             prompts: Texts of the queries.
             concurrency: Maximum number of queries at the same time; by default the host's limit.
             on_error: "raise" raises an error if a query fails; "return" puts the errors among the answers.
-            messages: A conversation for each query, in the place of the prompts.
+            messages: A conversation for each query, instead of the prompts.
             images: Images that go with every prompt, or a list of images for each prompt.
             response_format: As for `llm_query`.
             options: `model`, `system`, `temperature` and `max_tokens` as for `llm_query`, the same for all prompts.

@@ -435,7 +435,7 @@ class CodeRunner:
             if self._is_stateless:
                 self._module.__dict__.clear()
             _clear_frames(error)
-        line = self._find_line(error)  # before `_format_traceback` shortens the traceback
+        line = self._find_line(error)  # `_format_traceback` shortens the traceback, so this comes first.
         try:
             message = str(error)
         except BaseException:
