@@ -13,7 +13,7 @@ from prefect.client.schemas.objects import State, TaskRun
 from ...blocks.retry import compute_backoff
 from ...sandbox.errors import PrepareError, QuotaExceeded, RlmBatchError, SandboxStartError
 from ...sandbox.meta import Meta
-from ...sandbox.result import Failure, Outcome, Result
+from ...sandbox.result import Failure, Result
 from ...tasks.check import explain_last, is_judged
 from ...tasks.engine_log import EXECUTE_TASK_NAME
 from ...tasks.execution import Execution
@@ -81,7 +81,7 @@ async def execute(lane: Lane, batch: TaskBatch) -> None:
         if number:
             await lane.release_if_wanted()
         try:
-            _record(lane, execution, await _attempt_execution(lane, execution))
+            lane.run.sink.record(execution, await _attempt_execution(lane, execution))
         except PrepareError:
             raise  # This is not an outcome of an execution, and ends the flow run.
         except RlmBatchError as error:
@@ -94,7 +94,7 @@ async def execute(lane: Lane, batch: TaskBatch) -> None:
             else:
                 batch.last_error = error
                 last = error if execution.ended is None else explain_last(error)
-                _record(lane, execution, Failure(last, error.meta or Meta()))
+                lane.run.sink.record(execution, Failure(last, error.meta or Meta()))
                 if is_refused and not lane.run.plan.stop_on_failure:
                     lane.run.slots.end(error)
                     break
@@ -107,11 +107,6 @@ async def execute(lane: Lane, batch: TaskBatch) -> None:
             await lane.release_while_waiting()
     if (error := retry_error or batch.last_error) is not None:
         raise error
-
-
-def _record(lane: Lane, execution: Execution, outcome: Outcome) -> None:
-    lane.run.sink.record(execution, outcome)
-    execution.ended, execution.archive = None, b""  # for the memory
 
 
 async def _attempt_execution(lane: Lane, execution: Execution) -> Result:
