@@ -1,6 +1,7 @@
 """Files of containers: mounts from the host, uploads and downloads, and packages in their images."""
 
 import asyncio
+import fcntl
 import random
 import sys
 import threading
@@ -18,6 +19,7 @@ from rlm_batch.blocks.container.image import ensure_image, find_image
 from rlm_batch.blocks.host_files.mounts import HostMount
 from rlm_batch.blocks.subprocess_runner import MAX_OUTPUT_BYTES, run_command
 
+from ...conftest import PLACE
 from ...infra.git import commit_all
 from ...standins.wheels import write_wheel
 from .conftest import run_podman
@@ -135,13 +137,17 @@ async def test_the_end_of_a_programs_long_output_is_kept() -> None:
 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Serve an index with one wheel, and point pip's environment variable to it."""
+    """Serve an index with one wheel, and point pip's environment variable to it.
+
+    One test builds at a time: removing an image also ends builds that use its unnamed layers.
+    """
     folder = tmp_path / "index" / "a-shape"
     folder.mkdir(parents=True)
     name = write_wheel(folder, "a_shape").name
     (folder / "index.html").write_text(f'<a href="{name}">{name}</a>')
     handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path / "index"))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    with (PLACE / "builds.lock").open("w") as lock, ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         monkeypatch.setenv("PIP_INDEX_URL", f"http://user:not-for-layers@127.0.0.1:{server.server_port}")
