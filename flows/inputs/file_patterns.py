@@ -80,7 +80,7 @@ class MatchedFiles:
 def match_files(base: Path, pattern: str) -> tuple[dict[str, Path], list[str]]:
     """Return the files below a directory that match a pattern, without links, and the names of links that lead out.
 
-    The files are sorted by their names below the directory. A link to a file in the directory is a file of its own, and
+    The files are sorted by their names below the directory. A link to a file in the directory is another file, and
     links to directories are not entered. Raises ConfigurationError if the run may not read a place.
     """
     root = resolve_links(check_input_path(base)) or base

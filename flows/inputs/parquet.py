@@ -79,7 +79,7 @@ class ParquetTable:
         """Yield the files' rows in small tables with the columns of the directories, or one without rows per file."""
         for open_one, partition in zip(self._files, self._partitions, strict=True):
             with open_one() as stream, self._arrow.parquet.ParquetFile(stream) as opened:
-                # One byte of a file may stand for many equal values.
+                # A file may hold many equal values in one byte.
                 metadata = opened.metadata
                 groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
                 columns = [group.column(number) for group in groups for number in range(metadata.num_columns)]
