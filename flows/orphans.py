@@ -78,14 +78,8 @@ async def find_orphans(
             execution = "a failed execution" if info.execution is None else f"the failed execution {info.execution}"
             run = f" of flow run {info.run}" if info.run else ""
             kept.append(f"left: sandbox {info.id} of {execution}{run}, {describe_kept(provider, info)}")
-        elif info.kept_until:
-            reasons[info.id] = "it was kept for a failed execution"
-        elif info.abandoned:
-            reasons[info.id] = "its host has died"
-        elif 0 < info.expires <= now:
-            reasons[info.id] = "its lifetime is over"
-        elif _is_owner_alive(info) is False:
-            reasons[info.id] = "its process has ended"
+        elif reason := _find_own_reason(info, now):
+            reasons[info.id] = reason
         elif server and info.server == server and info.run:
             candidates[uuid.UUID(info.run)].append(info)
         else:
@@ -115,6 +109,17 @@ async def find_orphans(
         hours = (max(info.expires for info in boxes) - now) / 3600
         kept.append(_describe_left(owner, boxes, f"until their lifetime ends within {max(0.0, hours):.1f} h"))
     return Findings([_make_orphan(info, reasons[info.id], now) for info in ours if info.id in reasons], kept)
+
+
+def _find_own_reason(info: SandboxInfo, now: float) -> str:
+    """Return the reason in the sandbox's own labels why nothing uses it; empty if they do not say so."""
+    if info.kept_until:
+        return "it was kept for a failed execution"
+    if info.abandoned:
+        return "its host has died"
+    if 0 < info.expires <= now:
+        return "its lifetime is over"
+    return "its process has ended" if _is_owner_alive(info) is False else ""
 
 
 def describe_kept(provider: SandboxProvider, info: SandboxInfo) -> str:

@@ -14,7 +14,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 import httpx
 from prefect.client.orchestration import PrefectClient
@@ -57,7 +57,7 @@ class ShardingExecutor:
     run: Run
     store: ShardStore
     plan: ShardPlan
-    _read_new_lines: Callable[[], Iterator[LedgerLine]] | None = None
+    _offsets: dict[Path, int] = field(default_factory=dict[Path, int])  # of the ledger's parts, as far as they are read
     _idle_looks: int = 0  # looks for heartbeats in a row at which no shard was running
     _job_id: str = ""  # in the names of the files of these shards
     _shards: list[Shard] = field(default_factory=list[Shard])
@@ -98,7 +98,7 @@ class ShardingExecutor:
             self.store.add_execution(execution)
             if count % 500 == 0:
                 await asyncio.sleep(0)  # A million executions take half a minute, and Ctrl-C must work meanwhile.
-        self._read_new_lines = self.run.ledger.follow_lines()
+        self._offsets = {}
         async for line in self._read_news():
             if line.is_success and (outcome := self.store.record_line(line)) is not None:
                 self._record_cached(outcome)
@@ -117,8 +117,7 @@ class ShardingExecutor:
 
     async def _read_news(self) -> AsyncIterator[LedgerLine]:
         """Yield the lines that the ledger has gained since the last call."""
-        assert self._read_new_lines is not None
-        new = self._read_new_lines()
+        new = self.run.ledger.read_new_lines(self._offsets)
         while lines := await asyncio.to_thread(lambda: list(itertools.islice(new, LEDGER_PAGE_LINES))):
             for line in lines:
                 yield line

@@ -29,7 +29,6 @@ POLL_FOR_MORE_SECONDS = 3.0  # seconds between requests of a run that has slots,
 WAITING_CHECK_SECONDS = 2.0  # seconds between checks for other runs that wait
 MIN_HOLD_SECONDS = 30.0  # the least time before a slot is handed over; its lane then pays for a new sandbox
 RENEW_SECONDS = 15.0  # seconds between renewals of a lease; the server may fail to answer for 45 s
-LOG_INTERVAL_SECONDS = 60.0  # seconds between log lines on waiting
 
 
 @dataclass(slots=True, eq=False)
@@ -60,7 +59,6 @@ class Slots:
         self._waiting: Slot | None = None  # a slot of the limit `waiting`, while this run has no other slot
         self._next_request_at = 0.0
         self._next_check_at = 0.0
-        self._next_log_at = 0.0
         self._creation_lock = asyncio.Lock()
         self._is_server_away = False  # True if the last request had no answer
 
@@ -136,11 +134,10 @@ class Slots:
                         return slot
                     await self.release(slot)
                     break
-                if not self._held and _read_clock() >= self._next_log_at:
-                    self._next_log_at = _read_clock() + LOG_INTERVAL_SECONDS
-                    self._log.info("waiting for one of the %s slots of %s", self._max_sandboxes, self._name)
                 if not self._held and self._waiting is None:  # Other runs see that this run waits.
                     self._waiting = await self._request_slot(self._name + WAITING)
+                    if self._waiting is not None:
+                        self._log.info("waiting for one of the %s slots of %s", self._max_sandboxes, self._name)
                 interval = POLL_FOR_MORE_SECONDS if self._held else POLL_SECONDS
                 pause = self._limits.poll_factor * interval * random.uniform(0.75, 1.25)
             with suppress(TimeoutError):

@@ -17,7 +17,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +56,9 @@ class Ledger:
         self._lock_descriptor: int | None = None  # the locked directory
         self.has_other_writers = False  # True if another writer was active at `register_writer`
         if isinstance(self.path, Location):
+            location, writer = self.path, self._writer
             # A method of this ledger would make a reference cycle, which would delay the deletion of the local copies.
-            self._upload_buffer = UploadBuffer(partial(_send_part, self.path, self._writer))
+            self._upload_buffer = UploadBuffer(lambda number, data: (location / f"{writer}-{number}.jsonl").write(data))
             self._mirror = LocalMirror(self.path)
 
     def create(self) -> None:
@@ -182,20 +182,15 @@ class Ledger:
         for _, part in sorted(parts):
             yield from read_search_lines(part)
 
-    def follow_lines(self) -> Callable[[], Iterator[LedgerLine]]:
-        """Return a function that yields, at each call, the whole lines that no earlier call has yielded.
+    def read_new_lines(self, offsets: dict[Path, int]) -> Iterator[LedgerLine]:
+        """Yield the whole lines after the parts' offsets, and update the offsets: the next call yields later lines.
 
-        It raises OSError if a location does not answer. The next call yields the missing lines.
+        Raises OSError if a location does not answer. The next call yields the missing lines.
         """
-        offsets: dict[Path, int] = {}
-
-        def read_new_lines() -> Iterator[LedgerLine]:
-            for part in self.list_parts():
-                for line in read_part_lines(part, offsets.get(part, 0)):
-                    offsets[part] = line.position.end
-                    yield line
-
-        return read_new_lines
+        for part in self.list_parts():
+            for line in read_part_lines(part, offsets.get(part, 0)):
+                offsets[part] = line.position.end
+                yield line
 
     def load_latest_lines(self, part_prefix: str = "") -> dict[str, LedgerLine]:
         """Return the line that counts for each key: a success before a failure, then a later line before an earlier."""
@@ -236,10 +231,6 @@ def claim_idle_ledger(path: Path) -> Iterator[bool]:
         os.close(descriptor)
 
 
-def _send_part(location: Location, writer: str, number: int, data: bytes) -> None:
-    (location / f"{writer}-{number}.jsonl").write(data)
-
-
 class UploadBuffer:
     """A buffer of lines for a location that cannot append to files. A background thread sends the lines.
 
@@ -248,7 +239,7 @@ class UploadBuffer:
     A killed process loses the lines of the last SEND_INTERVAL_SECONDS, or more if the location is slow.
     """
 
-    def __init__(self, send: Callable[[int, bytes], None]) -> None:
+    def __init__(self, send: Callable[[int, bytes], object]) -> None:
         self._send = send
         self._changed = threading.Condition()
         self._lines: list[bytes] = []

@@ -62,9 +62,21 @@ def list_old_folders(root: Path, cache: Path, before: float) -> Iterator[OldFold
         path = Path(record.results_path)
         if path.parent != root or record.began >= before or (record.ended or 0.0) >= before:
             continue
-        folder = _inspect_ledger(root, path, before, record)
-        if folder is not None:
-            yield folder
+        if path.is_symlink():
+            yield KeptFolder(path, "it is a link")
+            continue
+        size_bytes, changed_at = _measure(path)
+        if changed_at >= before:
+            continue
+        with claim_idle_ledger(path) as is_idle:
+            pass  # The lock must not last while the caller looks at the folder.
+        foreign = [name for name in os.listdir(path) if not any(fnmatch.fnmatch(name, ours) for ours in LEDGER_NAMES)]
+        if not is_idle:
+            yield KeptFolder(path, "a run uses it")
+        elif foreign:
+            yield KeptFolder(path, f"rlm-batch did not write {foreign[0]!r} in it")
+        else:
+            yield OldFolder(root, path, changed_at, size_bytes, record)
     for path, used_at in list_cached_folders():
         if used_at < before:
             with claim_idle_ledger(path) as is_idle:
@@ -111,22 +123,6 @@ def remove_remains(root: Path, cache: Path, before: float) -> None:
     for path in records + parameters:
         if not path.is_symlink() and path.is_file() and path.lstat().st_mtime < before:
             path.unlink(missing_ok=True)
-
-
-def _inspect_ledger(root: Path, path: Path, before: float, record: RunRecord) -> OldFolder | KeptFolder | None:
-    """Return a ledger that may be deleted, or why an old one stays; None if it has changed since `before`."""
-    if path.is_symlink():
-        return KeptFolder(path, "it is a link")
-    size_bytes, changed_at = _measure(path)
-    if changed_at >= before:
-        return None
-    with claim_idle_ledger(path) as is_idle:
-        if not is_idle:
-            return KeptFolder(path, "a run uses it")
-    for name in os.listdir(path):
-        if not any(fnmatch.fnmatch(name, known) for known in LEDGER_NAMES):
-            return KeptFolder(path, f"rlm-batch did not write {name!r} in it")
-    return OldFolder(root, path, changed_at, size_bytes, record)
 
 
 def _measure(folder: Path) -> tuple[int, float]:

@@ -1,6 +1,6 @@
 """The store of a job in shards: its executions and the positions of their outcomes, in a temporary database.
 
-A million executions take about 300 MB of disk in the system's directory for temporary files. Only SQLite's cache takes
+A million executions take about 400 MB of disk in the system's directory for temporary files. Only SQLite's cache takes
 memory.
 """
 
@@ -26,7 +26,7 @@ pragma synchronous = off;
 pragma cache_size = -{CACHE_KIB};
 create table executions (
     number integer primary key, key blob not null, code integer not null, state integer not null default {UNFINISHED},
-    part integer, start integer, length integer, outcome text, work text not null);
+    part text, start integer, length integer, outcome text, work text not null);
 create table codes (number integer primary key, text text not null);
 create table occurrences (digest blob primary key, count integer not null) without rowid;
 begin;
@@ -37,7 +37,7 @@ class OutcomeRow(NamedTuple):
     """The position of an execution's outcome in a part of the ledger, or the outcome as JSON if no ledger has it."""
 
     number: int
-    part: int | None
+    part: str | None
     start: int
     length: int
     outcome: str
@@ -57,8 +57,6 @@ class ShardStore:
         self._database = sqlite3.connect("", check_same_thread=False, isolation_level=None)
         self._database.executescript(SCHEMA)
         self._last_code, self._code_count = "", 0
-        self._part_numbers: dict[str, int] = {}
-        self._part_paths: list[str] = []
 
     def count_occurrence(self, digest: bytes) -> int:
         """Return how often this method was called with that digest, including this call."""
@@ -109,8 +107,8 @@ class ShardStore:
         """Record that the ledger gets the execution's result from another ledger. `record_line` gets the line later."""
         self._set_line(execution.index, SUCCEEDED, (None, None, None))
 
-    def _set_line(self, number: int, state: int, position: tuple[int | None, int | None, int | None]) -> None:
-        """Set an execution's state, and its outcome's part number, offset and length."""
+    def _set_line(self, number: int, state: int, position: LinePosition | tuple[None, None, None]) -> None:
+        """Set an execution's state, and the position of its outcome."""
         statement = "update executions set state = ?, part = ?, start = ?, length = ? where number = ?"
         self._database.execute(statement, (state, *position, number))
 
@@ -127,7 +125,7 @@ class ShardStore:
         # A success counts before a failure. The first success counts, and the last failure.
         if known_state > state or (known_state == SUCCEEDED and part is not None):
             return None
-        self._set_line(number, state, self._shorten(line.position))
+        self._set_line(number, state, line.position)
         return self._place_outcome(line, number) if known_state == UNFINISHED else None
 
     def add_outcome(self, execution: Execution, outcome: Outcome) -> None:
@@ -173,7 +171,7 @@ class ShardStore:
         """Return the outcome of a row. Raises OSError if it is no longer in the ledger."""
         if row.part is None:
             return outcome_from_json(json.loads(row.outcome))
-        position = self._lengthen((row.part, row.start, row.length))
+        position = LinePosition(row.part, row.start, row.length)
         line = read_line(position)
         if line is None:
             raise OSError(f"the result of number {row.number} is no longer in the ledger: {position.part} has changed")
@@ -181,17 +179,6 @@ class ShardStore:
 
     def _place_outcome(self, line: LedgerLine, number: int) -> Outcome:
         return with_index(line.to_outcome(), number, locate_execution(self._repeats, number))
-
-    def _shorten(self, position: LinePosition) -> tuple[int, int, int]:
-        """Return a position with its part's number, which is shorter than the path."""
-        if position.part not in self._part_numbers:
-            self._part_numbers[position.part] = len(self._part_paths)
-            self._part_paths.append(position.part)
-        return self._part_numbers[position.part], position.offset, position.length
-
-    def _lengthen(self, position: tuple[int, int, int]) -> LinePosition:
-        part, offset, length = position
-        return LinePosition(self._part_paths[part], offset, length)
 
 
 class LazyOutcomes(Sequence[Outcome]):

@@ -146,6 +146,11 @@ async def test_a_block_of_a_directory_stores_results_there(server: str, tmp_path
     [
         ({"results_path": "block://remote-file-system/nosuch/job"}, "there is no block remote-file-system/nosuch"),
         ({"results_path": "s3://no-such-bucket/job"}, "bucket does not exist"),
+        ({"results_path": "gs://bucket/job"}, "cannot be used: Please install gcsfs"),
+        ({"results_path": "simplecache::s3://bucket/job"}, "is not a location: write a text such as"),
+        ({"results_path": "s3://key:secret-of-the-url@bucket/job"}, "contains a password"),
+        ({"results_path": "file://data/job"}, "three slashes"),
+        ({"results_path": "block://remote-file-system"}, "names no block"),
         ({"inputs": "s3://results/nosuch.jsonl"}, "the input file s3://results/nosuch.jsonl cannot be read"),
         ({"inputs": "nosuch://results/nosuch.jsonl"}, "cannot be used: Protocol not known: nosuch"),
         ({"results_path": "s3:/results/job"}, "is not a location"),
@@ -161,6 +166,7 @@ async def test_an_invalid_location_is_refused_with_one_sentence(s3: Any, paramet
     with pytest.raises(ConfigurationError, match=said) as raised:
         await batch(**arguments)
     assert "\n" not in str(raised.value)
+    assert "secret" not in str(raised.value)
     assert not {"s3:", "gs:", "file:"} & set(os.listdir())
 
 
@@ -175,17 +181,13 @@ async def test_code_and_inputs_are_read_from_locations(s3: Any, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("place", ["s3://results/root", "s3:/results/root", "file:results"])
-def test_directories_of_this_machine_are_no_locations(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RLM_BATCH_VOLUMES", "RLM_BATCH_CACHE"):
+async def test_directories_of_this_machine_are_no_locations(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RLM_BATCH_VOLUMES", "RLM_BATCH_CACHE", "RLM_BATCH_RESULTS"):
         monkeypatch.setenv(name, place)
     for find in (lambda: find_volumes_root(None), lambda: find_volumes_root(place), resolve_cache_root):
         with pytest.raises(ConfigurationError, match=r"must be a directory of this machine|is not a location"):
             find()
-    assert parse_location("./s3:notes") == Path("s3:notes").absolute()
-
-
-async def test_the_results_root_must_be_a_directory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RLM_BATCH_RESULTS", "s3://results/root")
-    with pytest.raises(ConfigurationError, match="RLM_BATCH_RESULTS is s3://results/root, and must be a directory"):
+    with pytest.raises(ConfigurationError, match=r"RLM_BATCH_RESULTS is .*, and must be a directory|lacks slashes"):
         await batch(["1"], provider="local:none")
+    assert parse_location("./s3:notes") == Path("s3:notes").absolute()
     assert not os.path.exists("s3:")

@@ -139,15 +139,17 @@ def test_refusals_of_simultaneous_openings_count_as_one():
     assert admission.compute_wait() == 1.0
 
 
-async def test_a_permit_granted_to_a_cancelled_lane_is_returned():
+async def test_cancelled_lanes_take_no_permit():
     admission = Admission()
     permits = await acquire_initial_permits(admission)
-    waiting = asyncio.create_task(admission.acquire())
+    granted, *waiting = [asyncio.create_task(admission.acquire()) for _ in range(20)]
     await asyncio.sleep(0)
-    admission.release(permits.pop())
-    waiting.cancel()
-    await asyncio.wait([waiting])
-    assert waiting.cancelled()
+    admission.release(permits.pop())  # The first lane gets its permit as it is cancelled.
+    for task in (granted, *waiting):
+        task.cancel()
+    async with asyncio.timeout(60):
+        await asyncio.wait([granted, *waiting])
+    assert granted.cancelled()
     assert admission.permit_count == INITIAL_PERMITS - 1
 
 
@@ -220,16 +222,3 @@ async def test_a_lane_with_work_keeps_waiting_when_others_are_dismissed():
             await staying
             await second.release()
     assert await ProcessLimits({}).count_slots_in_use("stays") == 0
-
-
-async def test_cancelling_a_waiting_lane_takes_no_permit():
-    admission = Admission()
-    permits = await acquire_initial_permits(admission)
-    admission.record_refusal(permits.pop(), 3600.0, "too many")
-    waiting = [asyncio.create_task(admission.acquire()) for _ in range(20)]
-    await asyncio.sleep(0)
-    for task in waiting:
-        task.cancel()
-    async with asyncio.timeout(60):
-        await asyncio.wait(waiting)
-    assert admission.permit_count == INITIAL_PERMITS - 1

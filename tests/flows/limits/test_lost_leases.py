@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from ...infra.waiting import wait_until_async
 
 pytestmark = pytest.mark.anyio
 
-RLM_BATCH = str(Path(sys.executable).with_name("rlm-batch"))
 LIMIT = "rlm-batch.local-sandbox.forgotten"
 BLOCK = "local-sandbox/forgotten"
 WAIT = "import os, time\nwhile not os.path.exists(path): time.sleep(0.02)\nSUBMIT(done=True)"

@@ -109,17 +109,17 @@ async def test_a_shard_that_was_cancelled_before_its_process_started_runs_nothin
     assert read_values(files) == {}
 
 
-async def test_a_shard_says_in_its_state_that_a_deadline_left_executions_undone(results):
-    files = files_of(results, "import time; time.sleep(1000)")
-    state = await run_to_state(files, deadline=1, timeout=1000)
-    assert (state.name, state.message) == ("DeadlineExceeded", "6 executions had not ended at the deadline")
-
-
-async def test_a_shard_says_in_its_state_why_it_cannot_run(results):
-    files = files_of(results, "SUBMIT(y=1)")
-    state = await run_to_state(files, prepare="1 / 0")
-    assert (state.type, state.name) == (StateType.FAILED, "PrepareError")
-    assert "prepare raised ZeroDivisionError" in (state.message or "")
+@pytest.mark.parametrize(
+    ("code", "parameters", "name", "message"),
+    [
+        ("import time; time.sleep(1000)", {"deadline": 1, "timeout": 1000}, "DeadlineExceeded", "6 executions had not"),
+        ("SUBMIT(y=1)", {"prepare": "1 / 0"}, "PrepareError", "prepare raised ZeroDivisionError"),
+    ],
+)
+async def test_a_shard_says_in_its_state_why_executions_are_undone(results, code, parameters, name, message):
+    state = await run_to_state(files_of(results, code), **parameters)
+    assert (state.type, state.name) == (StateType.FAILED, name)
+    assert message in (state.message or "")
 
 
 @pytest.mark.full

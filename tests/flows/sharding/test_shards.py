@@ -155,17 +155,21 @@ async def test_shards_run_prepare_and_its_error_ends_the_job(shared):
 
 
 @pytest.mark.full
-async def test_chunks_in_shards_are_reduced_once_and_a_complete_job_runs_nothing(shared, tmp_path):
+async def test_chunks_in_shards_are_judged_and_reduced_once_and_a_complete_job_runs_nothing(shared, tmp_path):
     data = tmp_path / "data.jsonl"
     data.write_text("".join(f"{number}\n" for number in range(20)))
     code = "SUBMIT(total=sum(data))"
     reduce = "SUBMIT(total=sum(fields['total'] for fields in results.values()))"
+    check = "SUBMIT(total=submitted['total'] if chunk_id != '0' else 0)"  # It does not judge the reduction.
     options: dict[str, Any] = {"shards": 2, "results_path": str(shared), "provider": "local:none"}
     for _ in range(2):
-        report = await chunks(code, data=str(data), chunk_size=3, reduce=reduce, **options)
+        report = await chunks(code, data=str(data), chunk_size=3, reduce=reduce, check=check, **options)
         assert report.reduction is not None
-        assert report.reduction["total"] == sum(range(20))
+        assert report.reduction.outputs == {"total": sum(range(3, 20))}
         assert report["6"]["total"] == 18 + 19
+        judged = report["0"].meta.judged
+        assert judged is not None
+        assert judged["outputs"] == {"total": 0 + 1 + 2}
         assert list(report.results) == [str(number) for number in range(7)]
     assert set(count_results(shared).values()) == {1}
 
@@ -218,22 +222,19 @@ async def test_shards_share_a_bucket_with_a_blocks_credentials(server, worker, s
     assert set(success_counts.values()) == {1}
 
 
+async def start_two_shards(shared: Path, go: Path) -> tuple[asyncio.Task[Any], set[str]]:
+    """Start a job, and return its task and its shards once 20 of its 60 executions have ended; the rest waits."""
+    inputs, code = [{"x": x} for x in range(60)], wait_for_file(go)
+    options: dict[str, Any] = {"provider": "local:none", "reuse_sandboxes": True, "timeout": 1000}
+    job = asyncio.create_task(batch(code, inputs=inputs, shards=2, results_path=str(shared), **options))
+    await wait_until_async(lambda: len(count_results(shared)) == 20, timeout=200)
+    return job, {str(run.id) for run in await shards_of(read_job_id(shared))}
+
+
 @pytest.mark.full
 async def test_a_killed_shard_restarts_with_its_remaining_executions(worker, shared, tmp_path):
-    job = asyncio.create_task(
-        batch(
-            wait_for_file(tmp_path / "go"),
-            inputs=[{"x": x} for x in range(60)],
-            shards=2,
-            results_path=str(shared),
-            provider="local:none",
-            reuse_sandboxes=True,
-            timeout=1000,
-        )
-    )
+    job, shards = await start_two_shards(shared, tmp_path / "go")
     try:
-        await wait_until_async(lambda: len(count_results(shared)) == 20, timeout=200)
-        shards = {str(run.id) for run in await shards_of(read_job_id(shared))}
         # The deployments' schedule may add other runs to this worker.
         processes = await wait_until_async(lambda: [pid for pid, run in worker.flow_runs().items() if run in shards])
         os.kill(processes[0], signal.SIGKILL)
@@ -247,19 +248,7 @@ async def test_a_killed_shard_restarts_with_its_remaining_executions(worker, sha
 
 @pytest.mark.full
 async def test_a_shard_without_heartbeats_restarts_and_one_that_sends_them_goes_on(worker, shared, tmp_path):
-    job = asyncio.create_task(
-        batch(
-            wait_for_file(tmp_path / "go"),
-            inputs=[{"x": x} for x in range(60)],
-            shards=2,
-            results_path=str(shared),
-            provider="local:none",
-            reuse_sandboxes=True,
-            timeout=1000,
-        )
-    )
-    await wait_until_async(lambda: len(count_results(shared)) == 20, timeout=200)
-    shards = {str(run.id) for run in await shards_of(read_job_id(shared))}
+    job, shards = await start_two_shards(shared, tmp_path / "go")
     process = next(pid for pid, run in worker.flow_runs().items() if run in shards)
     parent = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
 
@@ -338,18 +327,3 @@ async def test_a_random_search_draws_the_same_points_with_shards(shared, tmp_pat
     assert [trial.meta.variables for trial in sharded.trials] == [trial.meta.variables for trial in alone.trials]
     assert sharded.best.loss == alone.best.loss
     assert len(str(sharded).splitlines()) == 7
-
-
-@pytest.mark.full
-async def test_a_check_judges_the_chunks_of_shards_and_not_the_reduction(shared):
-    check = "SUBMIT(total=submitted['total'] if chunk_id == '0' else 0)"
-    report = await chunks(
-        "SUBMIT(total=sum(data))", data=[1, 2, 3, 4], chunk_size=2, check=check, shards=2, results_path=str(shared),
-        reduce="SUBMIT(total=sum(fields['total'] for fields in results.values()))",
-    )  # fmt: skip
-    assert [report[i].outputs for i in "01"] == [{"total": 3}, {"total": 0}]
-    judged = report["1"].meta.judged
-    assert judged is not None
-    assert judged["outputs"] == {"total": 7}
-    assert report.reduction is not None
-    assert report.reduction.outputs == {"total": 3}

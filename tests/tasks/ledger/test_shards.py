@@ -1,12 +1,12 @@
 """The files of a job's shards, and the store of its executions and outcomes."""
 
 import math
+from functools import partial
 
 import pytest
 
 from rlm_batch import CodeError, ConfigurationError, Failure, Result
 from rlm_batch.blocks.storage.location import write_file
-from rlm_batch.blocks.storage.location_parsing import parse_location
 from rlm_batch.sandbox.errors import NotRun
 from rlm_batch.sandbox.meta import Meta
 from rlm_batch.sandbox.requests.execution_request import encode_variable
@@ -18,24 +18,14 @@ from rlm_batch.tasks.ledger.shard_store import ShardStore
 HEAD = ShardHeader(shards=8, total=3, what="chunk", commit=None)
 EXECUTIONS = [
     Execution(30, "a", {"x": 1}, "00" * 32),
-    Execution(
-        31,
-        "a",
-        {"x": "\ud800é"},
-        "11" * 32,
-        {"data": encode_variable([math.inf])},
-    ),
+    Execution(31, "a", {"x": "\ud800é"}, "11" * 32, {"data": encode_variable([1, "é", math.nan, math.inf])}),
     Execution(32, "b", {}, "22" * 32),
 ]
 
 
 @pytest.fixture
 def files(tmp_path):
-    return write_files(tmp_path / "run")
-
-
-def write_files(place):
-    shard_files = ShardFiles(parse_location(place), "abc", 3, 1)
+    shard_files = ShardFiles(tmp_path / "run", "abc", 3, 1)
     shard_files.write_work(HEAD, EXECUTIONS)
     return shard_files
 
@@ -55,11 +45,6 @@ def test_the_executions_without_a_result_are_cut_into_equal_shards(tmp_path):
     assert store.find_starts(0, 10, 3) == [2, 6, 9]
     assert store.find_starts(0, 10, 100) == [2, 3, 4, 6, 7, 8, 9]
     assert store.find_starts(0, 2, 3) == []
-
-
-def test_missing_work_says_that_workers_must_share_the_location(tmp_path):
-    with pytest.raises(ConfigurationError, match="every worker reaches"):
-        ShardFiles(tmp_path / "elsewhere", "abc", 0, 1).read_work()
 
 
 @pytest.mark.parametrize(
@@ -107,7 +92,7 @@ def result(value):
 
 def test_outcomes_keep_the_order_of_the_executions(ledger):
     executions = make_executions(20)
-    store, read_new_lines = make_store(ledger, executions), ledger.follow_lines()
+    store, read_new_lines = make_store(ledger, executions), partial(ledger.read_new_lines, {})
     for execution in reversed(executions):
         ledger.write_outcome(execution.key, result(execution.index))
         for line in read_new_lines():
@@ -123,7 +108,7 @@ def test_outcomes_keep_the_order_of_the_executions(ledger):
 
 def test_an_outcome_is_announced_once_and_success_replaces_failure(ledger):
     (execution,) = make_executions(1)
-    store, read_new_lines = make_store(ledger, [execution]), ledger.follow_lines()
+    store, read_new_lines = make_store(ledger, [execution]), partial(ledger.read_new_lines, {})
     outcomes = []
     for outcome in (Failure(CodeError("no"), Meta()), result(1), result(2), Failure(CodeError("no"), Meta())):
         ledger.write_outcome(execution.key, outcome)
@@ -134,25 +119,14 @@ def test_an_outcome_is_announced_once_and_success_replaces_failure(ledger):
 
 
 def test_undone_executions_are_those_without_an_outcome(ledger):
-    executions = [
-        Execution(0, "a", {"x": 1}, "00" * 32),
-        Execution(
-            1,
-            "a",
-            {"x": "\ud800"},
-            "11" * 32,
-            {"data": encode_variable([1, "é", math.nan])},
-        ),
-        Execution(2, "b", {}, "22" * 32),
-    ]
-    store = make_store(ledger, executions)
-    assert list(store.iterate_unfinished(0, 3)) == executions
-    ledger.write_outcome(executions[0].key, result(1))
+    store = make_store(ledger, EXECUTIONS)
+    assert list(store.iterate_unfinished(30, 33)) == EXECUTIONS
+    ledger.write_outcome(EXECUTIONS[0].key, result(1))
     for line in ledger.read_lines():
         store.record_line(line)
-    assert list(store.iterate_unfinished(0, 3)) == executions[1:]
-    assert list(store.iterate_unfinished(2, 3)) == executions[2:]
-    assert store.count_unfinished(0, 3) == 2
+    assert list(store.iterate_unfinished(30, 33)) == EXECUTIONS[1:]
+    assert list(store.iterate_unfinished(32, 33)) == EXECUTIONS[2:]
+    assert store.count_unfinished(30, 33) == 2
 
 
 def test_outcomes_of_a_deleted_ledger_raise_an_error_that_names_it(ledger):
