@@ -19,7 +19,7 @@ _own_runs: set[str] = set()  # ids of the flow runs of our flows, and of the tas
 
 
 def shorten_engine_log(run_id: str) -> None:
-    """Shorten Prefect's lines about a flow run of ours or about a task run of `run_code` in this process."""
+    """Shorten Prefect's lines about one of our flow runs, or about a task run of `run_code`, in this process."""
     _own_runs.add(run_id)
     # Adding a filter again has no effect.
     logging.getLogger("prefect.flow_runs").addFilter(_shorten_flow_line)

@@ -31,7 +31,7 @@ class LineBudget:
 
 
 class OutputLog:
-    """A log of the output of one attempt, by default in a child of the run's logger, with a level of its own."""
+    """A log of the output of one attempt, by default in the child `output` of the run's logger."""
 
     def __init__(self, budget: LineBudget, prefix: str = "", logger: Logger | None = None) -> None:
         self._budget = budget

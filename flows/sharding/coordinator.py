@@ -57,9 +57,9 @@ class ShardingExecutor:
     run: Run
     store: ShardStore
     plan: ShardPlan
-    _offsets: dict[Path, int] = field(default_factory=dict[Path, int])  # of the ledger's parts, as far as they are read
+    _offsets: dict[Path, int] = field(default_factory=dict[Path, int])  # bytes of each part that were read
     _idle_looks: int = 0  # looks for heartbeats in a row at which no shard was running
-    _job_id: str = ""  # in the names of the files of these shards
+    _job_id: str = ""  # a part of the names of these shards' files
     _shards: list[Shard] = field(default_factory=list[Shard])
     _active: dict[int, Shard] = field(default_factory=dict[int, Shard])
 

@@ -51,7 +51,7 @@ class Shard:
     silent_looks: int = 0  # looks in a row without a new state or event
     unfinished_at_start: int = 0  # executions without an outcome when the attempt began
     fruitless_attempts: int = 0  # the number of attempts in a row without any outcome
-    spent: Usage = field(default_factory=Usage)  # of all attempts, as far as the ledger has it
+    spent: Usage = field(default_factory=Usage)  # usage by all attempts that the ledger has
 
     @property
     def has_ended(self) -> bool:

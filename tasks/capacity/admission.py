@@ -7,8 +7,8 @@ as TCP finds the capacity of a network: it increases the number until the provid
 import asyncio
 import logging
 import math
-from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,8 +45,10 @@ class Admission:
     ) -> None:
         self._log = log
         self._clock = clock or asyncio.get_running_loop().time
-        self._waiters: deque[asyncio.Future[Permit | None]] = deque()
-        self._timer: asyncio.TimerHandle | None = None
+        self._turn, self._urgent_turn = asyncio.Lock(), asyncio.Lock()  # The longest-waiting call of each kind has it.
+        self._urgent_count = 0  # urgent calls that wait
+        self._dismissal_count = 0
+        self._changed = asyncio.Event()  # set when a permit may be free
         self._log_again_at = -math.inf
         self.error: RlmBatchError | None = None  # the reason for which `end` was called
         self.max_permits = INITIAL_PERMITS if is_gradual else math.inf
@@ -62,26 +64,27 @@ class Admission:
 
     async def acquire(self, *, is_urgent: bool = False) -> Permit | None:
         """Wait for a permit; None after `dismiss_waiters` or `end`. An urgent call is served before the others."""
-        if self.error is not None:
-            return None
-        waiter: asyncio.Future[Permit | None] = asyncio.get_running_loop().create_future()
-        (self._waiters.appendleft if is_urgent else self._waiters.append)(waiter)
-        self._serve_waiters()
+        dismissal_count = self._dismissal_count
+        self._urgent_count += is_urgent
         try:
-            return await waiter
-        except asyncio.CancelledError:
-            if waiter.done() and not waiter.cancelled() and (permit := waiter.result()) is not None:
-                self.release(permit)
-            raise
+            async with self._urgent_turn if is_urgent else self._turn:
+                while self.error is None and dismissal_count == self._dismissal_count:
+                    wait = self.compute_wait()
+                    if wait <= 0 and (is_urgent or not self._urgent_count):
+                        return self.issue_permit()
+                    self._changed.clear()
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(wait if 0 < wait < math.inf else None):
+                            await self._changed.wait()
         finally:
-            if waiter in self._waiters:
-                self._waiters.remove(waiter)
-            if not self._waiters and self._timer is not None:
-                self._timer.cancel()
+            self._urgent_count -= is_urgent
+            self._changed.set()
+        return None
 
     def acquire_now(self) -> Permit | None:
         """Return a permit if one is free and no other call waits for it, else None."""
-        if self.error is not None or self._waiters or self.compute_wait() > 0:
+        is_awaited = self._urgent_count or self._turn.locked()
+        if self.error is not None or is_awaited or self.compute_wait() > 0:
             return None
         return self.issue_permit()
 
@@ -117,7 +120,7 @@ class Admission:
         if permit.period == self._period:
             self._opened_count += 1
             self._refusal_count = 0
-        self._serve_waiters()
+        self._changed.set()
 
     def record_refusal(self, permit: Permit, retry_after: float | None, reason: str) -> None:
         """Take back a permit after a temporary refusal. The provider asked to wait for `retry_after` seconds."""
@@ -136,19 +139,17 @@ class Admission:
             self._log_again_at = now + LOG_INTERVAL_SECONDS
             text = "the provider opens no more sandboxes for now, with %d open: the run continues with these (%s)"
             self._log.warning(text, self.open_count, reason)
-        self._serve_waiters()
+        self._changed.set()
 
     def release(self, permit: Permit) -> None:
         """Take back a permit whose sandbox was removed."""
         self._take_back(permit)
-        self._serve_waiters()
+        self._changed.set()
 
     def dismiss_waiters(self) -> None:
         """Return None from all waiting calls, because there is no more work."""
-        while self._waiters:
-            waiter = self._waiters.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
+        self._dismissal_count += 1
+        self._changed.set()
 
     def end(self, error: RlmBatchError) -> None:
         """Issue no more permits. The first error is kept as the reason."""
@@ -164,19 +165,3 @@ class Admission:
         if permit.is_open:
             self.open_count -= 1
             self._last_open_at = self._clock()
-
-    def _serve_waiters(self) -> None:
-        """Issue the free permits to waiting calls, and set a timer for the next permit."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        while self._waiters:
-            if self._waiters[0].done():  # cancelled
-                self._waiters.popleft()
-                continue
-            wait = self.compute_wait()
-            if wait > 0:
-                if wait < math.inf:
-                    self._timer = asyncio.get_running_loop().call_later(wait, self._serve_waiters)
-                return
-            self._waiters.popleft().set_result(self.issue_permit())

@@ -4,7 +4,7 @@ They are Prefect's global concurrency limits, so they apply to all flow runs and
 UI shows them. Without a configured server they apply to this process only.
 
 Prefect's contexts `concurrency` and `rate_limit` are not used. Their wait logs an error for each refused request, or
-keeps a process from ending until a slot is free, and each held slot takes a thread and a client of its own.
+keeps a process from ending until a slot is free, and each held slot takes another thread and client.
 
 Prefect counts a limit's slots in its database, and keeps the leases elsewhere: by default in memory. A server that
 restarts forgets the leases, and nothing frees their slots. So each of our limits has one more lease that takes no slot,

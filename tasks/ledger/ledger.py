@@ -30,7 +30,7 @@ from .ledger_line import LedgerLine, LinePosition, SearchLine, encode_line, read
 
 PART_SIZE_BYTES = 64 * 1024 * 1024  # A writer begins a new part after this size.
 SEND_INTERVAL_SECONDS = 5.0  # the longest wait of a line; each upload is a file, and readers list all files
-SEND_SIZE_BYTES = 8 * 1024 * 1024  # so many bytes are sent without a wait
+SEND_SIZE_BYTES = 8 * 1024 * 1024  # bytes that are sent without a wait
 MAX_HELD_BYTES = 64 * 1024 * 1024  # Writers wait while a slow location leaves so many bytes unsent.
 RETRY_PATIENCE_SECONDS = 60.0  # An upload fails after retries for so long.
 LONGEST_DELAY_SECONDS = 8.0  # the longest delay between tries
@@ -286,7 +286,7 @@ class UploadBuffer:
         self._changed.notify_all()
 
     def _send_lines(self, patience: float) -> None:
-        """Send the lines when they are due, until there are none or an upload fails."""
+        """Send the lines when they are due, until the buffer is empty or an upload fails."""
         error: OSError | None = None
         while error is None:
             with self._changed:

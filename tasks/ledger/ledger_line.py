@@ -206,7 +206,7 @@ def _open_at_once(path: str, flags: int) -> int:
 
 
 def read_raw_line(position: LinePosition) -> bytes:
-    """Return the bytes at a position; none if the part was deleted."""
+    """Return the bytes at a position, or b"" if the part was deleted."""
     try:
         with open(position.part, "rb", opener=_open_at_once) as file:
             file.seek(position.offset)

@@ -18,10 +18,10 @@ from .ledger_line import VERSION, check_version
 
 @dataclass(frozen=True, slots=True)
 class ShardHeader:
-    """What a shard knows of its job."""
+    """The part of a job that a shard must know."""
 
-    shards: int  # of the job
-    total: int  # executions in this work
+    shards: int  # number of the job's shards
+    total: int  # number of executions in this work
     what: str  # the job's word for an execution
     commit: str | None  # the commit that the job found for the repository's ref
     version: int = VERSION

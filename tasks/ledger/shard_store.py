@@ -114,7 +114,7 @@ class ShardStore:
 
     def record_line(self, line: LedgerLine) -> Outcome | None:
         """Add a new line of the ledger. Return the outcome if it is the execution's first outcome, otherwise None."""
-        self._database.execute("create unique index if not exists keys on executions (key)")  # after all were added
+        self._database.execute("create unique index if not exists keys on executions (key)")  # faster afterwards
         row = self._database.execute(
             "select number, state, part from executions where key = ?", (bytes.fromhex(line.key),)
         ).fetchone()

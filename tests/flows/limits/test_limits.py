@@ -180,15 +180,3 @@ async def test_without_a_shared_server_limits_apply_within_the_process():
             await asyncio.gather(*(lane(shared) for shared in (one, other) for _ in range(4)))
     assert peak == 2
     assert time.monotonic() - began >= 7 / 20
-
-
-@pytest.mark.full
-async def test_a_run_continues_with_fewer_slots_than_workers(block, quick):
-    async with get_client() as client:
-        await client.upsert_global_concurrency_limit_by_name(LIMIT, 2)
-        answer = await client.increment_concurrency_slots_with_lease([LIMIT], 1, "concurrency", 3600)
-        try:
-            results = await run_naps(4, 0.1, max_workers=4)
-        finally:
-            await client.release_concurrency_slots_with_lease(answer.json()["lease_id"])
-    assert count_overlapping(spans(results)) == 1

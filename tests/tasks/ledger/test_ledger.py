@@ -121,34 +121,6 @@ def test_a_write_after_an_incomplete_line_starts_a_new_line(ledger):
     assert set(ledger.load_latest_lines()) == {"a", "c"}
 
 
-def test_a_writer_killed_within_a_line_harms_no_other_line(tmp_path):
-    """Kill two writers of one ledger at any moment: every line that is read is whole and from one writer."""
-    program = (
-        "import sys\nfrom rlm_batch import Result\nfrom rlm_batch.sandbox.meta import Meta\n"
-        "from rlm_batch.tasks.ledger.ledger import Ledger\nledger = Ledger(sys.argv[1])\nledger.create()\n"
-        "for number in range(10**9):\n"
-        "    ledger.write_outcome(sys.argv[2] + str(number), "
-        "Result({'value': sys.argv[2] * 300_000}, Meta(index=number)))\n"
-        "    print(number, flush=True)\n"
-    )
-    printed = {}
-    for name in "ab":
-        command = [sys.executable, "-c", program, str(tmp_path / "run"), name]
-        writer = subprocess.Popen(command, stdout=subprocess.PIPE)
-        assert writer.stdout is not None
-        printed[name] = [writer.stdout.readline() for _ in range(3)]
-        writer.kill()
-        printed[name] += writer.stdout.readlines()
-        writer.wait()
-        writer.stdout.close()
-    lines_by_writer = {
-        name: [line for line in Ledger(tmp_path / "run").read_lines() if line.key[0] == name] for name in "ab"
-    }
-    for name, lines in lines_by_writer.items():
-        assert len(lines) in (len(printed[name]), len(printed[name]) + 1)
-        assert {read_value(line) for line in lines} == {name * 300_000}
-
-
 def test_a_line_without_an_outcome_is_skipped(ledger):
     ledger.write_outcome("a", success(1))
     ledger.write_outcome("b", failure())
