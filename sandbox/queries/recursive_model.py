@@ -22,6 +22,7 @@ from ..errors import DepthExceeded, QueryError
 from ..model_reply import Reply, read_reply
 from .answer_type import AnswerType
 from .budget import Usage
+from .last_reply import find_literal_call, list_calls
 from .model_python import LOST_NAMES, OUTPUT_CHARACTERS, OUTPUT_FIELDS, ModelPython, shorten
 from .records import RlmEvent
 from .session import EmptyAnswerError
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
     from ..interpreter import Interpreter
+    from .model_python import Submission
     from .recursion import Queries, QueryContext
     from .session import Answer, Message, Query, QuerySession
 
@@ -169,6 +171,8 @@ class Conversation:
                 await self._compact(query, session, turn)
                 reply = await self._reply(query, session, turn, is_last=left == 0)
                 submission = await self._python.run_turn(reply, turn, answer_type)
+                if submission is None and not left:
+                    submission = await self._run_literal_call(reply, turn, answer_type)
                 if session.transcript is not None and len(self._python.output) > OUTPUT_CHARACTERS:
                     session.transcript.add_output(query, self._python.output)
                 if submission is not None:
@@ -263,14 +267,27 @@ class Conversation:
             self._counted = len(self._messages), answer.usage.prompt_tokens
         self._add("assistant", answer.text)
         reply = read_reply(answer.text)
-        if is_last and not reply.blocks and "SUBMIT(" in reply.text:
-            begin, end = reply.text.index("SUBMIT("), reply.text.rfind(")") + 1
-            reply = reply._replace(blocks=[(begin, reply.text[begin:end])])
+        if is_last and not reply.blocks:
+            reply = reply._replace(blocks=[(0, call) for call in list_calls(reply.text)[:1]])
         code = "\n\n".join(code.strip("\n") for _, code in reply.blocks)
         turn |= {"reasoning": reply.text, "code": code}
         number = len(query.trajectory)
         session.emit(RlmEvent(kind="code", query=query, turn=number, text=code, reasoning=reply.text, code=code))
         return reply
+
+    async def _run_literal_call(
+        self, reply: Reply, turn: dict[str, Any], answer_type: AnswerType | None
+    ) -> Submission | None:
+        """Return the answer of the last reply's first call of SUBMIT with a literal, also if its code has failed."""
+        codes = [code for _, code in reply.blocks]
+        call = find_literal_call(codes if reply.made_up else [*codes, reply.text])
+        if not call:
+            return None
+        failed = turn.pop("failed", False)
+        submission = await self._python.run_turn(reply._replace(blocks=[(0, call)]), turn, answer_type)
+        if submission is None and failed:
+            turn["failed"] = True
+        return submission
 
     async def _ask(self, query: Query, session: QuerySession, turn: dict[str, Any], messages: list[Message]) -> Answer:
         """Ask the model, and add the usage and the answer's thoughts to the turn."""

@@ -206,6 +206,11 @@ async def test_an_answer_of_another_type_costs_a_turn_and_the_model_learns_why(c
         ("The answer isn't long: `SUBMIT(answer=\"it's (7\")`. That is all.", "it's (7"),
         (format_turn("# SUBMIT(6)\nSUBMIT({1: (found, None, -1.5)})"), {"1": [7, None, -1.5]}),
         ("I think:\nSUBMIT(\n    ['a',\n  found]\n)\nDone.", ["a", 7]),
+        ("You asked for SUBMIT(answer). The answer is 42. SUBMIT(42) (I am sure.)", 42),
+        ("SUBMIT (true)", True),
+        ("```python\nSUBMIT({'found': false})\n```", {"found": False}),
+        ("```python\nprint(lost)\nSUBMIT('as I know it')\n```", "as I know it"),
+        ("```python\nprint(found)\n```\nSUBMIT(8)", 8),
     ],
 )
 async def test_a_submission_after_the_last_turn_is_the_answer(chat: ChatServer, reply: str, value: Any) -> None:
