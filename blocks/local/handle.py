@@ -3,10 +3,10 @@
 import asyncio
 import logging
 import os
-import shutil
 import signal
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -14,6 +14,7 @@ from ...sandbox.driver_settings import DriverSettings
 from ...sandbox.errors import SandboxLost, SandboxStartError, VolumeError
 from ...sandbox.sandbox_api import Sandbox
 from ...sandbox.wire.pipes import READ_BYTES
+from ...sandbox.wire.python_directory import remove_python_directory
 from ..storage.local_volume import OWN_MODES, LocalVolume
 from ..storage.safe_paths import read_file_below, replace_file_below
 from ..subprocess_runner import run_command
@@ -198,8 +199,8 @@ class LocalSandboxHandle(Sandbox):
             process.kill_namespace()
             process.close_pipes()
         if not keeps_folder and not self.launch.is_bubblewrap:
-            # This takes about as long as the end of the processes.
-            shutil.rmtree(self.folder / "python", ignore_errors=True)
+            with suppress(OSError):  # This takes about as long as the end of the processes.
+                remove_python_directory(str(self.folder / "python"))
         if process is None:
             return True
         if not await process.wait(END_GRACE_SECONDS):

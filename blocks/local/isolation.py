@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from ...sandbox.confinement import policy as confinement_policy
 from ...sandbox.errors import ConfigurationError
-from ..host_files.mounts import HostMount
+from ..host_files.mounts import HostMount, overlaps
 from .settings import LocalSettings
 
 IsolationLevel = Literal["bubblewrap", "landlock", "none"]
@@ -116,6 +116,11 @@ def check_mount_places(mounts: Sequence[HostMount], level: IsolationLevel) -> No
                 f"mounts: with isolation {level}, code sees this machine's own paths, so {source!r} "
                 f"cannot be at {mount.target}: mount it at {source!r}, or use isolation bubblewrap"
             )
+        for prefix in find_python_prefixes():  # The driver runs files of these directories before it confines code.
+            if level == "bubblewrap" and overlaps(mount.target, prefix):
+                raise ConfigurationError(
+                    f"mounts: {mount.target} contains Python's files ({prefix}): use another path, such as /data/set"
+                )
 
 
 @cache

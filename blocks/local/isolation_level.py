@@ -15,7 +15,7 @@ from .deletion import remove_folder
 from .handle import LocalSandboxHandle
 from .inventory import pick_folder
 from .isolation import IsolationLevel
-from .launch.driver_process import is_shortage
+from .launch.driver_process import SHORTAGE_HINT, is_shortage
 from .settings import LocalSettings
 
 PROBE = """
@@ -105,7 +105,8 @@ async def try_level(level: IsolationLevel) -> str:
         return "code in it could read a file outside" if result["seen"] else ""
     except RlmBatchError as error:
         if is_shortage(error):
-            raise SandboxStartError(f"isolation {level!r} could not be tested: {error.summary}") from error
+            hint = "" if "ulimit" in error.summary else f". {SHORTAGE_HINT}"
+            raise SandboxStartError(f"isolation {level!r} could not be tested: {error.summary}{hint}") from error
         failure = str(error).strip().splitlines()[-1]  # A Python that cannot start prints a traceback.
         return f"its first sandbox failed: {failure}" + (f". {NAMESPACE_HINT}" if level == "bubblewrap" else "")
     finally:

@@ -1,14 +1,17 @@
 """The local provider: opens sandboxes on this machine, at the level of isolation that works here, and lists them."""
 
 import asyncio
+import os
 import sys
 import time
 from pathlib import Path
 from typing import Any, ClassVar
 
 from ...sandbox.cancellation import run_shielded
+from ...sandbox.errors import ConfigurationError
 from ...sandbox.sandbox_api import Sandbox
 from ..host_files.cache import check_out_repository, keep_modules
+from ..host_files.mounts import overlaps
 from ..provider import SandboxInfo, SandboxProvider
 from ..storage.local_volume import LocalVolume, find_volume, find_volumes_root, list_volumes
 from .cgroup import find_parent, plan_totals
@@ -61,6 +64,17 @@ class LocalProvider(LocalSettings, SandboxProvider):
             return level, Libraries(packages, scripts, copied_modules=modules)
         directories = modules.list_directories(await keep_modules(modules))
         return level, Libraries(packages, scripts, [Path(path) for path in directories])
+
+    def check_mounts(self) -> None:
+        super().check_mounts()
+        if self.volume_name is not None:
+            volume = os.path.realpath(find_volume(self.volume_root, self.volume_name).path)
+            for mount in self._files.mounts:
+                if overlaps(str(mount.source), volume):
+                    raise ConfigurationError(
+                        f"mounts: {mount.source} and the volume {self.volume_name} ({volume}) overlap: "
+                        "leave the mount out"
+                    )
 
     async def check(self) -> str:
         """Describe the isolation: level, layers, start of sandboxes and their limits. Raises ConfigurationError."""

@@ -60,6 +60,26 @@ def write_python_directory(
         _write("/".join([folder, *SITE_DIRECTORIES, IMPORT_FILE]), line.encode())
 
 
+def remove_python_directory(folder: str) -> None:
+    """Remove a directory of `write_python_directory`. This opens no file, so it works at the limit of open files.
+
+    Raises OSError if the directory has other files.
+    """
+    directories = ["/".join([folder, *SITE_DIRECTORIES[:depth]]) for depth in (3, 2, 1, 0)]
+    paths = [f"{folder}/pyvenv.cfg", f"{directories[0]}/{IMPORT_FILE}"]
+    if os.path.islink(f"{folder}/bin"):
+        paths.append(f"{folder}/bin")
+    else:
+        paths += [f"{folder}/bin/{name}" for name in EXECUTABLES]
+        directories.insert(0, f"{folder}/bin")
+    for remove, group in ((os.unlink, paths), (os.rmdir, directories)):
+        for path in group:
+            try:
+                remove(path)
+            except FileNotFoundError:
+                pass
+
+
 def link_python(folder: str, python: str) -> None:
     """Link `python` in `folder` under the usual names of the running Python version. Raises OSError."""
     first, *others = [f"{folder}/{name}" for name in EXECUTABLES]

@@ -17,7 +17,14 @@ from ....sandbox.wire.python_directory import write_python_directory
 from .. import isolation
 from ..inventory import compute_mark
 from .bubblewrap import FOLDERS_MOUNT, Mount, build_bubblewrap_command, build_zygote_command, list_covered_mounts
-from .driver_process import DriverProcess, SpawnedProcess, build_boot_program, build_python_command, find_python
+from .driver_process import (
+    DriverProcess,
+    SpawnedProcess,
+    build_boot_program,
+    build_python_command,
+    find_python,
+    is_shortage,
+)
 from .zygote import Zygote, ZygoteError
 
 log = logging.getLogger("rlm_batch.local")
@@ -117,8 +124,8 @@ class Zygotes:
     async def fork(self, launch: Launch) -> DriverProcess:
         """Fork a driver from the zygote with this launch's key, and start that zygote if needed.
 
-        If it cannot start, or not fork its first sandbox, later calls do not try again. Raises ZygoteError,
-        SandboxStartError.
+        If it cannot start, or not fork its first sandbox, later calls do not try again, except after a shortage of
+        descriptors, memory or processes. Raises ZygoteError, SandboxStartError.
         """
         if obstacle := self.find_obstacle(launch):
             raise ZygoteError(obstacle)
@@ -128,7 +135,7 @@ class Zygotes:
                 zygote = await asyncio.to_thread(self._start, launch)
             return await zygote.fork(launch.build_request())
         except ZygoteError as error:
-            if zygote is None or not zygote.has_forked:
+            if (zygote is None or not zygote.has_forked) and not is_shortage(error):
                 self._reasons[launch.key] = str(error)
             raise
 

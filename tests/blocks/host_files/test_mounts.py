@@ -16,6 +16,7 @@ from rlm_batch.blocks.daytona.provider import DaytonaProvider
 from rlm_batch.blocks.host_files import mounts as module
 from rlm_batch.blocks.host_files import source_tree
 from rlm_batch.blocks.host_files.mounts import read_mounts
+from rlm_batch.blocks.local.isolation import check_mount_places, find_python_prefixes
 
 from ...infra.isolation_levels import find_strongest_level
 from ...infra.requirements import mark_level
@@ -71,12 +72,21 @@ def test_a_mount_path_that_the_sandbox_needs_is_refused(data: Path) -> None:
                 LocalInterpreter(mounts={target: data})
 
 
-def test_overlapping_mounts_and_the_path_of_the_volume_are_refused(data: Path) -> None:
+def test_overlapping_mounts_and_paths_of_volume_or_python_are_refused(data: Path, volumes: Path) -> None:
     for other in ("/data/", "/data/sub", "//data"):
         with pytest.raises(ConfigurationError, match="overlap"):
             LocalInterpreter(mounts={"/data": data, other: data})
     with pytest.raises(ConfigurationError, match="overlaps the volume shared"):
         LocalInterpreter(mounts={"/data/set": data}, volume_name="shared")
+    (volumes / "shared").mkdir(parents=True)
+    for source in (volumes, volumes / "shared"):
+        with pytest.raises(ConfigurationError, match="overlap: leave the mount out"):
+            LocalInterpreter(mounts={"/elsewhere": source}, volume_name="shared")
+    prefix = find_python_prefixes()[0]
+    for target in (prefix, os.path.dirname(prefix), f"{prefix}/lib/x"):
+        (mount,) = read_mounts({target: data}, is_uploaded=False)
+        with pytest.raises(ConfigurationError, match="contains Python's files"):
+            check_mount_places([mount], "bubblewrap")
 
 
 def _make_socket(path: Path) -> None:

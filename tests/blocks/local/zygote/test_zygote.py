@@ -216,6 +216,24 @@ async def test_a_zygote_without_free_descriptors_refuses_only_the_new_sandbox(
         assert (await interpreter.execute("SUBMIT(x + 2)", context="c")).output == 3
 
 
+@pytest.mark.requires("bubblewrap")
+async def test_a_shortage_of_descriptors_does_not_outlast_itself(zygotes: Zygotes) -> None:
+    provider = LocalSandbox(isolation="bubblewrap", disk_mib=10)
+    await provider.check()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + 8, hard))
+    try:
+        with pytest.raises(SandboxStartError, match="Too many open files"):
+            await provider.interpreter().start()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    async with provider.interpreter() as interpreter:
+        assert (await interpreter.execute("SUBMIT(1)")).output == 1
+    assert find_zygotes(os.getpid())
+
+
 # -------------------------------------------------------------------------------------------------- walls that change
 
 
