@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ...sandbox.errors import ConfigurationError
+from ...sandbox.meta import Meta
 from ...sandbox.outcomes.outcome_json import get_status
 from ...sandbox.outcomes.text_escape import escape_text
 from ...sandbox.result import Outcome, Result
@@ -21,6 +22,7 @@ from ..reporting.groups import read_number
 from .plan import DEFAULT_PATIENCE, SAMPLERS, Point, SearchPlan, find_sampler_class, import_optuna
 from .space import Choices, Parameter, SearchSpace, infer_space, parse_space
 
+STARTUP_TRIALS = 10  # trials for which Optuna's samplers draw points at random
 ALTERNATIVE = "space number"  # the study's parameter for the alternative; no variable can have this name
 PLAIN_TYPES = (bool, int, float, str, type(None))  # types of choices that Optuna takes unchanged
 
@@ -175,11 +177,17 @@ class TrialStudy:
 
 
 def check_search(plan: SearchPlan) -> None:
-    """Make the study and draw a point. Raises ConfigurationError if the sampler or the space cannot be used."""
+    """Make the study and draw points. Raises ConfigurationError if the sampler or the space cannot be used.
+
+    Some samplers import their packages only after their `STARTUP_TRIALS`.
+    """
     study = TrialStudy(plan)
+    names = [*(objective.name for objective in plan.objectives), *plan.constraints]
     try:
         with keep_quiet(import_optuna()):
-            study.ask()
+            for number in range(1 if plan.sampler in SAMPLERS else STARTUP_TRIALS + 1):
+                study.ask()
+                study.tell(number, Result(dict.fromkeys(names, -float(number)), Meta()))
     except Exception as error:  # The sampler may be any code.
         raise ConfigurationError(f"the sampler {plan.sampler} cannot be used: {error}") from error
 

@@ -1,5 +1,6 @@
 """The Optuna study of a search: its trials, and the supported samplers."""
 
+from importlib.util import find_spec
 from typing import Any
 
 import optuna
@@ -77,7 +78,28 @@ def test_a_pruner_accepts_nonfinite_values_without_a_warning() -> None:
         study.tell(number, Result({"loss": float(number)}, Meta(number)))
 
 
-def test_a_sampler_that_needs_arguments_is_refused_before_the_run() -> None:
-    plan = SearchPlan(parse_space(SPACE), 9, parse_objectives("y", "minimize"), "optuna.samplers:GridSampler")
-    with pytest.raises(ConfigurationError, match=r"GridSampler cannot be used: .*search_space"):
+class LateImportSampler(optuna.samplers.RandomSampler):
+    """A sampler that imports a missing module after the first trial, as Optuna's CMA-ES sampler does."""
+
+    def sample_relative(self, study: Any, trial: Any, search_space: Any) -> dict[str, Any]:
+        if trial.number:
+            raise ModuleNotFoundError("No module named 'nosuch'")
+        return super().sample_relative(study, trial, search_space)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "message"),
+    [
+        ("optuna.samplers:GridSampler", r"GridSampler cannot be used: .*search_space"),
+        (f"{__name__}:LateImportSampler", "cannot be used: No module named 'nosuch'"),
+        pytest.param(
+            "optuna.samplers:GPSampler",
+            "cannot be used: No module named 'torch'",
+            marks=pytest.mark.skipif(find_spec("torch") is not None, reason="torch is installed"),
+        ),
+    ],
+)
+def test_a_sampler_with_a_missing_dependency_is_refused_before_the_run(sampler: str, message: str) -> None:
+    plan = SearchPlan(parse_space(SPACE), 9, parse_objectives("y", "minimize"), sampler)
+    with pytest.raises(ConfigurationError, match=message):
         check_search(plan)
