@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from rlm_batch import CodeError, ConfigurationError, ContainerSandbox, SandboxStartError
+from rlm_batch import CodeError, ConfigurationError, ContainerSandbox, SandboxStartError, VolumeError
 from rlm_batch.blocks.container.engine import find_engine
 from rlm_batch.blocks.container.image import ensure_image, find_image
 from rlm_batch.blocks.host_files.mounts import HostMount
@@ -92,6 +92,19 @@ except OSError as error:
     monkeypatch.setattr(HostMount, "check_source", exchange_after)
     with pytest.raises(SandboxStartError, match="exchanged for something else"):
         await with_data.interpreter().start()
+
+
+async def test_paths_that_cannot_be_read_or_written_are_errors(container: ContainerSandbox) -> None:
+    async with container.interpreter() as interpreter:
+        await interpreter.execute("import os; os.mkfifo('pipe'); os.symlink('/dev/zero', 'endless')")
+        for path in ("endless", "pipe"):
+            with pytest.raises(VolumeError, match="is not a readable file"):
+                await interpreter.sandbox.download(path)
+        with pytest.raises(VolumeError, match="could not be read"):
+            await interpreter.sandbox.download("nothing")
+        for path in ("/usr/file", "/proc/1/file"):
+            with pytest.raises(VolumeError, match="could not be written"):
+                await interpreter.upload(path, b"")
 
 
 async def test_a_path_that_the_engine_cannot_mount_is_refused(container: ContainerSandbox, tmp_path: Path) -> None:
