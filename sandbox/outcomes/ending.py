@@ -146,8 +146,8 @@ class Ending:
         """Return what happened, with a remedy."""
         subject, message = self.subject, self.message
         where = "" if self.line is None else f" (line {self.line})"
-        match self.header["status"], self.kind:
-            case "timeout", _:
+        match self.header["status"]:
+            case "timeout":
                 option = "`prepare_timeout`" if subject == "prepare" else "`timeout`"
                 cpu = self.meta.cpu_seconds
                 spent = "" if cpu is None else f", with {cpu:.1f} s of CPU time"
@@ -155,61 +155,68 @@ class Ending:
                     f"{subject} was still running{where} after its timeout of {self.timeout or 0:g} s{spent}; give it "
                     f"more with {option}, or less to do"
                 )
-            case "crashed", _:
+            case "crashed":
                 return self._describe_crash()
-            case "lost", _:
+            case "lost":
                 return (
                     f"the state of the earlier executions is lost: {message}. Start again with the first step, "
                     "after reset() or in a new context"
                 )
-            case "setup", _:
+            case "setup":
                 is_of_processes = os.strerror(errno.EAGAIN) in message
                 remedy = self._describe_limit("processes") if is_of_processes else ""
                 return f"{subject} did not run: {message}{remedy or f'. {SETUP_HINT}'}"
-            case "unprepared", _:
+            case "unprepared":
                 return f"{subject} did not run: {message}. Run it in a new sandbox"
-            case "commit", _:
+            case "commit":
                 return (
                     f"{subject} succeeded, but its files on the volume could not be committed, and others may not see "
                     f"them: {message}. Run it again"
                 )
-            case "unconfined", _:
+            case "unconfined":
                 return f"{subject} did not run: {message}. See rlm-batch doctor"
-            case "replies", _:
+            case "replies":
                 return (
                     f"{subject} was ended, because of {message}: wait for each answer of a host function, or make "
                     "fewer calls at a time"
                 )
-            case "cancelled", _:
+            case "cancelled":
                 return "the execution was cancelled"
-            case "error", "submit" | "volume":
+            case "error":
+                return self._describe_exception(where)
+            case status:
+                return (
+                    f"{subject} wrote to a file descriptor of the sandbox ({message or status}): write only to files "
+                    "that it opens"
+                )
+
+    def _describe_exception(self, where: str) -> str:
+        """Describe the exception that ended the code, by its kind."""
+        subject, message = self.subject, self.message
+        match self.kind:
+            case "submit" | "volume":
                 return f"{message}{where}"
-            case "error", "memory":
+            case "memory":
                 more = self._describe_more_memory()
                 return f"{subject} ran out of memory{where}: work on less at a time, or {more}"
-            case "error", "exit":
+            case "exit":
                 status = read_integer(self.outcome, "exit_code")
                 last_line = self.meta.stderr.rstrip().rpartition("\n")[2][-200:]  # argparse prints the reason there
                 reason = f", and its last line on stderr is {last_line!r}" if last_line else ""
                 remedy = "let it end without exit, or return values with SUBMIT, which also ends the code"
                 shown = message if status is None else status
                 return f"{subject} called exit({shown}){where} before it ended{reason}: {remedy}"
-            case "error", "syntax":
+            case "syntax":
                 fence = OPENING_FENCE.search(self.traceback)
                 tag = fence["tag"][:40] if fence else ""
                 hint = f". It is in a Markdown fence of {tag!r}, which is not Python" if tag else ""
                 problem = re.sub(r" \(<[^<>()]*>, line \d+\)$", "", message)
                 return f"{subject} is not valid Python{where}: {problem}{hint}"
-            case "error", "threads":
+            case "threads":
                 return f"prepare left these threads running, which forks do not have: {message}. End them in prepare"
-            case "error", _:
+            case _:
                 hint = self._describe_limit(self.outcome.get("limit"))
                 return f"{subject} raised {self.type}{where}: {message.rstrip('.') if hint else message}{hint}"
-            case status, _:
-                return (
-                    f"{subject} wrote to a file descriptor of the sandbox ({message or status}): write only to files "
-                    "that it opens"
-                )
 
     def _describe_crash(self) -> str:
         """Describe how the process of the code ended, with a remedy."""

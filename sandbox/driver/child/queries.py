@@ -51,10 +51,14 @@ for _error in _ERRORS.values():
     _error.__module__ = "builtins"  # the name that code sees in tracebacks
 
 
-def make_query_names(call_host: CallHost) -> dict[str, Any]:
-    """Return the query functions and errors that code finds. Without a model, pass None as `call_host`."""
+class QueryFunctions:
+    """The functions that query a model. Without a model, `call_host` is None and they raise QueryError."""
+
+    def __init__(self, call_host: CallHost) -> None:
+        self._call_host = call_host
 
     def llm_query(
+        self,
         prompt: str | None = None,
         *,
         messages: list[dict[str, Any]] | None = None,
@@ -86,9 +90,9 @@ def make_query_names(call_host: CallHost) -> dict[str, Any]:
             max_tokens=max_tokens,
         )  # fmt: skip
         read = read_prompt(name, *_choose(name, "prompt", prompt, messages))
-        return _get_only(_ask(call_host, name, [read], options, answer_format))
+        return _get_only(_ask(self._call_host, name, [read], options, answer_format))
 
-    def rlm_query(prompt: str, context: Any = None) -> str:
+    def rlm_query(self, prompt: str, context: Any = None) -> str:
         """Return the answer of a recursive language model, which runs Python.
 
         Args:
@@ -99,9 +103,10 @@ def make_query_names(call_host: CallHost) -> dict[str, Any]:
             QueryError: No model answered.
         """
         read = read_prompt("rlm_query", "prompt", prompt, takes_messages=False)
-        return _get_only(_ask(call_host, "rlm_query", [read], {"context": context}))
+        return _get_only(_ask(self._call_host, "rlm_query", [read], {"context": context}))
 
     def llm_query_batched(
+        self,
         prompts: list[str] | None = None,
         concurrency: int | None = None,
         on_error: str = "raise",
@@ -132,10 +137,10 @@ def make_query_names(call_host: CallHost) -> dict[str, Any]:
         options, answer_format = read_options(name, response_format, images=images, **options)
         read = _read_prompts(name, *_choose(name, "prompts", prompts, messages), own_images)
         options["concurrency"] = concurrency
-        return _ask_all(call_host, name, read, on_error, options, answer_format)
+        return _ask_all(self._call_host, name, read, on_error, options, answer_format)
 
     def rlm_query_batched(
-        prompts: list[str], concurrency: int | None = None, on_error: str = "raise", context: Any = None
+        self, prompts: list[str], concurrency: int | None = None, on_error: str = "raise", context: Any = None
     ) -> list[Any]:
         """Return the answers of recursive language models to the prompts, in their order.
 
@@ -150,13 +155,23 @@ def make_query_names(call_host: CallHost) -> dict[str, Any]:
         """
         name = "rlm_query_batched"
         read = _read_prompts(name, "prompts", prompts, takes_messages=False)
-        return _ask_all(call_host, name, read, on_error, {"concurrency": concurrency, "context": context})
+        return _ask_all(self._call_host, name, read, on_error, {"concurrency": concurrency, "context": context})
 
-    names: dict[str, Any] = dict(_ERRORS)
-    for function in (llm_query, rlm_query, llm_query_batched, rlm_query_batched):
-        function.__qualname__ = function.__name__
-        names[function.__name__] = function
-    return names
+
+QUERY_FUNCTIONS = (
+    QueryFunctions.llm_query,
+    QueryFunctions.rlm_query,
+    QueryFunctions.llm_query_batched,
+    QueryFunctions.rlm_query_batched,
+)
+for _function in QUERY_FUNCTIONS:
+    _function.__qualname__ = _function.__name__  # the name that code sees in errors
+
+
+def make_query_names(call_host: CallHost) -> dict[str, Any]:
+    """Return the query functions and errors that code finds. Without a model, pass None as `call_host`."""
+    functions = QueryFunctions(call_host)
+    return {**_ERRORS, **{function.__name__: getattr(functions, function.__name__) for function in QUERY_FUNCTIONS}}
 
 
 def _choose(name: str, argument: str, value: Any, messages: Any) -> tuple[str, Any]:
