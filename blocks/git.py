@@ -54,13 +54,15 @@ def build_environment(token: SecretStr | None, base: Mapping[str, str] = {}) -> 
 
 
 async def run_git(*arguments: str, token: SecretStr | None = None, timeout: float = ANSWER_TIMEOUT_SECONDS) -> str:
-    """Run git on the host and return its output. Raises ConfigurationError with git's error output, and OSError."""
+    """Run git on the host and return its output. Raises ConfigurationError with git's error output."""
     action = arguments[2] if arguments[0] == "-C" else arguments[0]
     environment = build_environment(token, {**os.environ, "GIT_SSH_COMMAND": "ssh -o BatchMode=yes"})
     try:
         # In the working directory git would obey the configuration of a repository there, which can start programs.
         # Code can turn a directory into a repository with four plain files. So git runs in `/`.
         done = await run_command("git", *arguments, timeout=timeout, environment=environment, cwd="/")
+    except FileNotFoundError as error:
+        raise ConfigurationError("repo_url needs git, which is not on the PATH: install git on this machine") from error
     except TimeoutError:
         raise ConfigurationError(
             f"git {action} did not end within {timeout:.0f} s: check the repository's server"

@@ -123,6 +123,19 @@ REFUSED = (
     ("list_volume('nosuch')", "there is no 'nosuch' on the volume"),
     ("save_to_volume('', 'data')", "is a directory"),
 )
+READ_PIPE = """
+import os
+try:
+    os.mkfifo(VOLUME + "/pipe")
+except OSError:
+    SUBMIT("it is no file")
+try:
+    load_from_volume("pipe")
+except VolumeError as error:
+    SUBMIT(str(error))
+finally:
+    os.unlink(VOLUME + "/pipe")
+"""
 
 
 async def test_a_missing_path_or_one_outside_the_volume_raises_volume_error(sandbox: Sandboxes) -> None:
@@ -132,6 +145,7 @@ async def test_a_missing_path_or_one_outside_the_volume_raises_volume_error(sand
                 await interpreter.execute(code)
             assert caught.value.meta is not None
             assert caught.value.is_failure_of_code
+        assert "it is no file" in (await interpreter.execute(READ_PIPE)).output
         assert (await interpreter.execute("SUBMIT(list_volume())")).output == []
         code = "try: load_from_volume('nosuch')\nexcept VolumeError as error: SUBMIT(isinstance(error, OSError))"
         assert (await interpreter.execute(code)).output is True

@@ -213,7 +213,10 @@ class Volume:
     def _load(self, path: str | os.PathLike[str], binary: bool | None) -> str | bytes:
         inside, real = self._resolve(path, "load_from_volume")
         try:
-            with open(real, "rb") as file:
+            # O_NONBLOCK: opening a pipe would otherwise wait for its other end.
+            with open(os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    raise OSError("it is no file: list_volume() lists the files")
                 data = file.read()
         except OSError as error:
             raise _build_error(error, inside) from None

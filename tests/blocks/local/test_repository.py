@@ -161,8 +161,8 @@ async def test_a_blocks_sandboxes_share_one_commit_and_it_is_in_the_key(
     assert before != await LocalSandbox(repo_url=str(repository), repo_ref="main").fingerprint()
 
 
-async def test_a_missing_repository_or_revision_is_a_one_sentence_error(
-    tmp_path: Path, repository: Path, commit: Commit
+async def test_a_missing_repository_revision_or_git_is_a_one_sentence_error(
+    tmp_path: Path, repository: Path, commit: Commit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit("first")
     wrong: list[tuple[dict[str, Any], str]] = [
@@ -173,6 +173,9 @@ async def test_a_missing_repository_or_revision_is_a_one_sentence_error(
     for fields, message in wrong:
         with pytest.raises(ConfigurationError, match=message):
             await LocalSandbox(**fields).open({})
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigurationError, match="repo_url needs git"):
+        await resolve_commit(str(repository), None, None)
 
 
 @pytest.mark.parametrize("url", ["https://user:hunter2secret@example.com/x.git", "https://:hunter2secret@[::1]:8443/x"])
