@@ -147,13 +147,16 @@ class Zygotes:
                 folders = FOLDERS_MOUNT if launch.is_bubblewrap else None
                 command = build_zygote_command(launch.folder.parent, launch.mounts) if launch.is_bubblewrap else []
                 zygote = self._zygotes[key] = Zygote(command, folders, launch.python_directory)
-                idle = [other for other, one in self._zygotes.items() if other != key and not one.processes]
-                idle.sort(key=lambda other: self._zygotes[other].used_at)
-                # After a change of user, this process cannot use the old user's zygotes and must not keep them.
-                for other in [*idle[:-MAX_IDLE_ZYGOTES], *(other for other in idle if other[0] != key[0])]:
-                    if other in self._zygotes:
-                        self._zygotes.pop(other).end()
+                self._end_idle(key)
             return zygote
+
+    def _end_idle(self, newest: Key) -> None:
+        """End idle zygotes: those of another user, and all but the last used `MAX_IDLE_ZYGOTES`."""
+        idle = [key for key, zygote in self._zygotes.items() if key != newest and not zygote.processes]
+        idle.sort(key=lambda key: self._zygotes[key].used_at)
+        # After a change of user, this process cannot use the old user's zygotes and must not keep them.
+        for key in {*idle[:-MAX_IDLE_ZYGOTES], *(key for key in idle if key[0] != newest[0])}:
+            self._zygotes.pop(key).end()
 
     def end(self) -> None:
         with self._lock:

@@ -97,27 +97,12 @@ class Zygote:
         """
         data = json.dumps(request).encode()
         self.used_at = time.monotonic()
-        fds: list[int] = []
+        process, driver_fds = self._open_pipes()
         try:
-            for _ in range(3):
-                fds += os.pipe()
-            status, its_status = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        except OSError as error:
-            for fd in fds:
-                os.close(fd)
-            raise SandboxStartError(
-                f"a sandbox's pipes could not be created: {error.strerror}. {SHORTAGE_HINT}"
-            ) from error
-        its_stdin, stdin, stdout, its_stdout, stderr, its_stderr = fds
-        pipes = os.fdopen(stdin, "wb", 0), os.fdopen(stdout, "rb", 0), os.fdopen(stderr, "rb", 0)
-        process = ForkedProcess(self, *pipes, status)
-        try:
-            its = [its_stdin, its_stdout, its_stderr]
             try:
-                await self._send(data, [*its, its_status.fileno()])
+                await self._send(data, driver_fds)
             finally:
-                its_status.close()
-                for fd in its:
+                for fd in driver_fds:
                     os.close(fd)
             if not self.has_forked:
                 try:
@@ -129,6 +114,23 @@ class Zygote:
             process.close()
             raise
         return process
+
+    def _open_pipes(self) -> tuple["ForkedProcess", list[int]]:
+        """Return a driver that is not forked yet, and its ends of the pipes to it. Raises SandboxStartError."""
+        fds: list[int] = []
+        try:
+            for _ in range(3):
+                fds += os.pipe()
+            status, driver_status = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError as error:
+            for fd in fds:
+                os.close(fd)
+            raise SandboxStartError(
+                f"a sandbox's pipes could not be created: {error.strerror}. {SHORTAGE_HINT}"
+            ) from error
+        driver_stdin, stdin, stdout, driver_stdout, stderr, driver_stderr = fds
+        pipes = os.fdopen(stdin, "wb", 0), os.fdopen(stdout, "rb", 0), os.fdopen(stderr, "rb", 0)
+        return ForkedProcess(self, *pipes, status), [driver_stdin, driver_stdout, driver_stderr, driver_status.detach()]
 
     async def _send(self, data: bytes, fds: list[int]) -> None:
         deadline = time.monotonic() + START_TIMEOUT_SECONDS
@@ -154,7 +156,7 @@ class ForkedProcess(DriverProcess):
         super().__init__(stdin, stdout, stderr)
         self._zygote = zygote  # Without this reference the zygote could end, and the driver with it.
         self._status = status
-        self._handle = -1  # pidfd of the process once the sandbox is ready
+        self._pidfd = -1  # descriptor of the process once the sandbox is ready
         self._failure = ""  # reason why the sandbox did not become ready
         self._was_cut_off = False  # True if the zygote reported no exit status
         self._has_killed_namespace = False
@@ -166,14 +168,15 @@ class ForkedProcess(DriverProcess):
     async def find_pid(self) -> int:
         """Wait until the sandbox is ready and return the process id. Raises SandboxStartError."""
         deadline = time.monotonic() + START_TIMEOUT_SECONDS
-        while self._handle < 0 and self._exit_code is None and time.monotonic() < deadline:
+        while self._pidfd < 0 and self._exit_code is None and time.monotonic() < deadline:
             await wait_readable(self._status.fileno(), deadline - time.monotonic())
             self._read_status()
-        if self._handle < 0:
+        if self._pidfd < 0:
             late = f"it did not start within {START_TIMEOUT_SECONDS:g} s"
             why = self._failure or (late if self._exit_code is None else "it ended before it started")
             raise SandboxStartError(f"the sandbox could not be started: {why}. See rlm-batch doctor")
-        information = Path(f"/proc/self/fdinfo/{self._handle}").read_text(encoding="ascii")
+        # The kernel shows the process id of a pidfd here.
+        information = Path(f"/proc/self/fdinfo/{self._pidfd}").read_text(encoding="ascii")
         return int(information.partition("Pid:")[2].split()[0])
 
     def _read_status(self) -> None:
@@ -183,9 +186,9 @@ class ForkedProcess(DriverProcess):
                 data, fds, _, _ = socket.recv_fds(self._status, MAX_WORDS_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
                 word, _, rest = data.decode("utf-8", "replace").partition(" ")
                 if fds:
-                    self._handle = fds[0]
+                    self._pidfd = fds[0]
                     self._finalizer.detach()
-                    self._finalizer = weakref.finalize(self, _close_all, self._status, self._handle)
+                    self._finalizer = weakref.finalize(self, _close_all, self._status, self._pidfd)
                 elif word == "failed":
                     _, _, self._failure = rest.partition(" ")  # The first word is the error's number.
                 else:
@@ -206,7 +209,7 @@ class ForkedProcess(DriverProcess):
 
     def kill_namespace(self) -> None:
         self._read_status()
-        if self._zygote.has_namespaces and self._handle >= 0:
+        if self._zygote.has_namespaces and self._pidfd >= 0:
             self._has_killed_namespace = True
             self.send_signal(signal.SIGKILL)
 
@@ -217,9 +220,9 @@ class ForkedProcess(DriverProcess):
         return self.exit_code is not None
 
     def send_signal(self, number: int) -> None:
-        if self._handle >= 0:
+        if self._pidfd >= 0:
             with suppress(OSError):
-                signal.pidfd_send_signal(self._handle, number)
+                signal.pidfd_send_signal(self._pidfd, number)
 
     def read_stderr_tail(self) -> str:
         self._read_status()
@@ -232,9 +235,9 @@ class ForkedProcess(DriverProcess):
         self._zygote.processes.discard(self)
 
 
-def _close_all(status: socket.socket, handle: int) -> None:
+def _close_all(status: socket.socket, pidfd: int) -> None:
     status.close()
-    os.close(handle)
+    os.close(pidfd)
 
 
 def _end_zygote(control: socket.socket, process: subprocess.Popen[bytes], handles: list[int]) -> None:
