@@ -18,7 +18,7 @@ from .settings import ContainerSettings
 
 PROBE_SECONDS = 60.0
 # A program that prints what the kernel reports about its container. The last path in each list belongs to cgroups v2,
-# the others to v1. gVisor has none of them.
+# the others to v1. In gVisor none of the paths exists.
 PROBE = """
 import json, os, sys
 
@@ -48,9 +48,11 @@ print(json.dumps({
     "uid": os.getuid(),
     "capabilities": int(ask("CapBnd") or "0", 16),
     "seccomp": ask("Seccomp") == "2",
-    "memory": read("memory/memory.limit_in_bytes", "memory.max"),
-    "processes": read("pids/pids.max", "pids.max"),
-    "cpus": read("cpu/cpu.cfs_quota_us", "cpu,cpuacct/cpu.cfs_quota_us", "cpu.max").split(" ")[0],
+    "limits": {
+        "memory_mib": read("memory/memory.limit_in_bytes", "memory.max"),
+        "processes": read("pids/pids.max", "pids.max"),
+        "cpus": read("cpu/cpu.cfs_quota_us", "cpu,cpuacct/cpu.cfs_quota_us", "cpu.max").split(" ")[0],
+    },
 }))
 """
 
@@ -90,7 +92,40 @@ async def ensure_ready(settings: ContainerSettings, engine: Engine, labels: Mapp
 async def _try_container(
     settings: ContainerSettings, engine: Engine, image: str, labels: Mapping[str, str]
 ) -> Readiness:
+    """Run the probe in a container of the image. Raise ConfigurationError if code cannot run there as configured."""
     volumes = await list_image_volumes(engine, image)
+    report = await _run_probe(settings, engine, image, labels, volumes)
+    if tuple(report["python"]) < (3, 9):
+        version = ".".join(map(str, report["python"]))
+        raise ConfigurationError(f"{image} has Python {version}, and sandboxes need 3.9 or newer: use another image")
+    if report["uid"] == 0 or report["capabilities"]:
+        raise ConfigurationError(
+            f"{engine.name} ran a container as root or with capabilities, against its settings: use "
+            "another engine or runtime"
+        )
+    # The kernel reports bytes of memory, and microseconds of CPU time per 0.1 s.
+    wanted = {"memory_mib": settings.memory_mib << 20, "processes": settings.processes}
+    if settings.cpus is not None:
+        wanted["cpus"] = int(settings.cpus * 100_000)
+    limits = [name for name, number in wanted.items() if report["limits"][name] == str(number)]
+    layers = ["namespaces", settings.runtime or engine.runtime, "seccomp" if report["seccomp"] else "", "user"]
+    layers += [f"cgroup-v{engine.cgroup_version}" if limits else ""]
+    boot_id = str(report["boot"]).replace("-", "")
+    return Readiness(
+        image,
+        image_volumes=tuple(volumes),
+        python=".".join(map(str, report["python"])),
+        limits=(*limits, "disk_mib"),
+        layers=tuple(filter(None, layers)),
+        machine=str(report["machine"]) if report["seccomp"] else None,
+        is_host_kernel=bool(boot_id) and read_own_identity().startswith(f"{boot_id}."),
+    )
+
+
+async def _run_probe(
+    settings: ContainerSettings, engine: Engine, image: str, labels: Mapping[str, str], volumes: list[str]
+) -> dict[str, Any]:
+    """Return the report that `PROBE` prints in a container of the image. Raises ConfigurationError."""
     name = make_name()
     _, *words = build_run_command(engine, settings, image, PROBE, labels=labels, name=name, image_volumes=volumes)
     is_gone = False
@@ -101,39 +136,14 @@ async def _try_container(
         if not is_gone:  # A container that was created but not started is not removed automatically.
             await run_shielded(remove_container(engine, name, name))
     try:
-        report = json.loads(done.stdout.splitlines()[-1])
+        report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         if done.returncode:
             raise ValueError
-        python = tuple(map(int, report["python"]))
+        report["python"] = list(map(int, report["python"]))
     except (ValueError, LookupError, TypeError):
         complaint = get_last_line(done.stderr) or f"it ended with status {done.returncode}"
         raise ConfigurationError(
             f"{engine.name} cannot run {image}: {complaint}. An image needs Python 3.9 or newer as "
             "python3; see rlm-batch doctor"
         ) from None
-    if python < (3, 9):
-        raise ConfigurationError(
-            f"{image} has Python {'.'.join(map(str, python))}, and sandboxes need 3.9 or newer: use another image"
-        )
-    if report["uid"] == 0 or report["capabilities"]:
-        raise ConfigurationError(
-            f"{engine.name} ran a container as root or with capabilities, against its settings: use "
-            "another engine or runtime"
-        )
-    expected = {
-        "memory_mib": ("memory", str(settings.memory_mib << 20)),
-        "processes": ("processes", str(settings.processes)),
-        **({} if settings.cpus is None else {"cpus": ("cpus", str(int(settings.cpus * 100_000)))}),
-    }
-    limits = tuple(name for name, (what, number) in expected.items() if report[what] == number)
-    layers = ["namespaces", settings.runtime or engine.runtime, "seccomp" if report["seccomp"] else "", "user"]
-    layers += [f"cgroup-v{engine.cgroup_version}" if limits else ""]
-    return Readiness(
-        image,
-        tuple(volumes),
-        ".".join(map(str, python)),
-        (*limits, "disk_mib"),
-        tuple(filter(None, layers)),
-        str(report.get("machine")) if report["seccomp"] else None,
-        bool(report["boot"]) and read_own_identity().startswith(str(report["boot"]).replace("-", "") + "."),
-    )
+    return report
