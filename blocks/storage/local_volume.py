@@ -5,6 +5,7 @@ import hashlib
 import os
 import shutil
 import stat
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -125,31 +126,33 @@ class LocalVolume(VolumeStore):
         return self.path
 
     def _ls(self, path: str) -> list[VolumeFile]:
-        way = split_path(path, may_be_empty=True)
-        with convert_errors(path, "listed"), enter_directory_below(self._locate(), way[:-1]) as at:
-            if way and not stat.S_ISDIR((entry := os.stat(way[-1], dir_fd=at, follow_symlinks=False)).st_mode):
-                if not stat.S_ISREG(entry.st_mode):
+        names = split_path(path, may_be_empty=True)
+        with convert_errors(path, "listed"), enter_directory_below(self._locate(), names[:-1]) as parent:
+            if names:
+                status = os.stat(names[-1], dir_fd=parent, follow_symlinks=False)
+                if stat.S_ISREG(status.st_mode):
+                    return [VolumeFile("/".join(names), status.st_size)]
+                if not stat.S_ISDIR(status.st_mode):
                     raise VolumeError(f"{path!r} is a link or a pipe: name the file itself")
-                return [VolumeFile("/".join(way), entry.st_size)]
-            files: list[VolumeFile] = []
-            for folder, folders, names, fd in os.fwalk(way[-1] if way else ".", dir_fd=at):  # It follows no links.
-                if folder.count("/") > MAX_DEPTH:
-                    raise VolumeError(
-                        f"{folder[:99]}... has more than {MAX_DEPTH} nested directories: list a path in it"
-                    )
-                folders[:] = [name for name in folders if not name.startswith(OWN_FILE_PREFIX)]
-                for name in names:
-                    with suppress(FileNotFoundError):  # Code deleted the file meanwhile.
-                        entry = os.stat(name, dir_fd=fd, follow_symlinks=False)
-                        if stat.S_ISREG(entry.st_mode) and not name.startswith(OWN_FILE_PREFIX):
-                            place = os.path.normpath("/".join((*way[:-1], folder, name)))
-                            files.append(VolumeFile(place, entry.st_size))
-        return sorted(files, key=lambda file: file.path)
+            return sorted(_walk_directory(names, parent), key=lambda file: file.path)
 
     def _delete(self, path: str) -> None:
-        way = split_path(path)
-        with convert_errors(path, "deleted"), enter_directory_below(self._locate(), way[:-1]) as at:
-            if stat.S_ISDIR(os.stat(way[-1], dir_fd=at, follow_symlinks=False).st_mode):
-                shutil.rmtree(way[-1], dir_fd=at)
+        *parents, name = split_path(path)
+        with convert_errors(path, "deleted"), enter_directory_below(self._locate(), tuple(parents)) as parent:
+            if stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+                shutil.rmtree(name, dir_fd=parent)
             else:
-                os.unlink(way[-1], dir_fd=at)
+                os.unlink(name, dir_fd=parent)
+
+
+def _walk_directory(names: tuple[str, ...], parent: int) -> Iterator[VolumeFile]:
+    """Yield the files below the directory at `names` of a volume. `parent` is a descriptor of its parent directory."""
+    for folder, folders, files, fd in os.fwalk(names[-1] if names else ".", dir_fd=parent):  # It follows no links.
+        if folder.count("/") > MAX_DEPTH:
+            raise VolumeError(f"{folder[:99]}... has more than {MAX_DEPTH} nested directories: list a path in it")
+        folders[:] = [name for name in folders if not name.startswith(OWN_FILE_PREFIX)]
+        for name in files:
+            with suppress(FileNotFoundError):  # Code deleted the file meanwhile.
+                status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                if stat.S_ISREG(status.st_mode) and not name.startswith(OWN_FILE_PREFIX):
+                    yield VolumeFile(os.path.normpath("/".join((*names[:-1], folder, name))), status.st_size)
