@@ -52,7 +52,19 @@ class OrphanKiller:
 
     def kill(self, *known: Container[int]) -> bool:
         """Kill the orphans, which are children not in any of `known`, and return whether none is left."""
-        new: list[int] = [0]
+        if not self._find_orphans(*known):
+            self.next_at = self._until = self._scan_at = NEVER
+            self.is_late = False
+            return True
+        now = self._kill_living()
+        self._until = min(self._until, now + ORPHANS_TIMEOUT_SECONDS)
+        self.is_late = now >= self._until
+        self.next_at = now + (LATE_ROUND_SECONDS if self.is_late else ROUND_SECONDS)
+        return False
+
+    def _find_orphans(self, *known: Container[int]) -> bool:
+        """Find the living orphans, and reap the dead ones if they are too many or the last. Return if any exist."""
+        new: list[int] = []
         self._living = []
         for _ in range(MAX_LISTS):
             orphans = [pid for pid in list_children() if not any(pid in pids for pids in known)]
@@ -68,11 +80,11 @@ class OrphanKiller:
                 self._dead.clear()
             if self._living or not new:
                 break
+        return bool(new)
+
+    def _kill_living(self) -> float:
+        """Kill the living orphans, and their descendants if a scan is due. Return the time in monotonic seconds."""
         now = time.monotonic()
-        if not new:
-            self.next_at = self._until = self._scan_at = NEVER
-            self.is_late = False
-            return True
         for pid in self._living:
             send_signal(pid, signal.SIGKILL)
         if now >= self._scan_at:
@@ -82,10 +94,7 @@ class OrphanKiller:
             self._scan_at = now + SCAN_SECONDS
         elif self._scan_at == NEVER:
             self._scan_at = now + SCAN_SECONDS
-        self._until = min(self._until, now + ORPHANS_TIMEOUT_SECONDS)
-        self.is_late = now >= self._until
-        self.next_at = now + (LATE_ROUND_SECONDS if self.is_late else ROUND_SECONDS)
-        return False
+        return now
 
     def wait(self, seconds: float) -> None:
         if self._living:
