@@ -126,18 +126,9 @@ class SyncInterpreter(BaseInterpreter["Result"]):
             if self._sandbox is None:
                 sandbox = run_sync(self._open)
                 try:
-                    # A query's code runs while the asking code runs, which needs an event loop.
+                    # Code that answers a query runs beside the code that asks. Only a session can do that.
                     if self.can_query or not self._start_pipe(sandbox):
-                        self._session = AsyncInterpreter(
-                            lambda: _return_sandbox(sandbox),
-                            timeout=self.timeout,
-                            tools=self.tools,
-                            make_queries=self._make_queries,
-                            prepare=self._prepare,
-                        )
-                        if self._shares_limits:
-                            self._session.share_query_limits()
-                        run_sync(self._session.start)
+                        self._start_session(sandbox)
                 except BaseException:
                     self._pipe = self._session = None
                     run_sync(sandbox.remove)
@@ -154,6 +145,19 @@ class SyncInterpreter(BaseInterpreter["Result"]):
             self._pipe = PipeTransport(DriverProtocol(sandbox), *wire, run_sync)
             self._pipe.start(self._prepare)
         return wire is not None
+
+    def _start_session(self, sandbox: Sandbox) -> None:
+        """Start the driver of any sandbox, with an asynchronous interpreter on the background's event loop."""
+        self._session = AsyncInterpreter(
+            lambda: _return_sandbox(sandbox),
+            timeout=self.timeout,
+            tools=self.tools,
+            make_queries=self._make_queries,
+            prepare=self._prepare,
+        )
+        if self._shares_limits:
+            self._session.share_query_limits()
+        run_sync(self._session.start)
 
     def run(self, request: ExecutionRequest) -> Result:
         output: OutputQueue | None = None
