@@ -136,7 +136,7 @@ def make_provider_options(taken: Collection[str]) -> list[Option]:
     options: list[Option] = []
     for name, by_provider in fields.items():
         field = next(iter(by_provider.values()))
-        is_list, is_number = "list" in str(field.annotation), _is_number(field.annotation)
+        is_list, is_number = _is_list(field.annotation), _is_number(field.annotation)
         # The provider converts the words later, because a setting may be an integer in one of them and text in another.
         kind: Any = bool if field.annotation is bool else list[str] if is_list else str
         is_shared = len(by_provider) > 1
@@ -205,34 +205,41 @@ def build_flow_command(
 
     def run(*arguments: Any, **options: Any) -> int:
         bound = inspect.Signature(signature).bind_partial(*arguments, **options).arguments
-        action_names = [item.parameter.name for item in action_options]
+        action_names = [option.parameter.name for option in action_options]
         action = make_action(**{name: bound[name] for name in action_names if name in bound})
         files = bound.get("files", bound.get("file", []))
         files = [files] if isinstance(files, str) else list(files)
         refuse_data(files, data_option)
-        values: dict[str, Any] = {}
-        for option in flow_options:
-            if option.parameter.name in bound:
-                words = bound[option.parameter.name]
-                values[option.target] = None if words is None else option.read(words)
-        settings: dict[str, Any] = {}
-        for option in settings_options:
-            if (value := bound.get(option.parameter.name)) is not None:
-                settings[option.parameter.name] = None if value == "none" else value
-        if bound.get("env"):
-            settings["environment"] = _read_pairs("env", bound["env"])
-        if settings:
-            values["provider_options"] = settings
-        if bound.get("isolation") is not None:
-            values["provider"] = build_provider(values.get("provider", "local"), bound["isolation"])
-        values |= _read_objectives(values.pop("minimize", None) or [], values.pop("maximize", None) or [])
-        return action(model, files, values)
+        return action(model, files, _read_parameters(bound, flow_options, settings_options))
 
     run.__name__ = model.flow_name
     run.__doc__ = FLOWS[model.flow_name]
     run.__signature__ = inspect.Signature(signature, return_annotation=int)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in signature}
     return run
+
+
+def _read_parameters(
+    bound: Mapping[str, Any], flow_options: list[Option], settings_options: list[Option]
+) -> dict[str, Any]:
+    """Return the flow's parameters from `bound`, which has the words of each option on the command line."""
+    values: dict[str, Any] = {}
+    for option in flow_options:
+        if option.parameter.name in bound:
+            words = bound[option.parameter.name]
+            values[option.target] = None if words is None else option.read(words)
+    settings: dict[str, Any] = {}
+    for option in settings_options:
+        if (value := bound.get(option.parameter.name)) is not None:
+            settings[option.parameter.name] = None if value == "none" else value
+    if bound.get("env"):
+        settings["environment"] = _read_pairs("env", bound["env"])
+    if settings:
+        values["provider_options"] = settings
+    if bound.get("isolation") is not None:
+        values["provider"] = build_provider(values.get("provider", "local"), bound["isolation"])
+    values |= _read_objectives(values.pop("minimize", None) or [], values.pop("maximize", None) or [])
+    return values
 
 
 def __getattr__(name: str) -> Callable[..., int]:
@@ -280,7 +287,7 @@ def _make_parameter_option(
 ) -> inspect.Parameter:
     """Return the option of a parameter."""
     description = _describe(parameter)
-    is_list = "list" in str(reader.kind)
+    is_list = _is_list(reader.kind)
     details = Parameter(
         help=_write_help(form.help or description, is_list),
         metavar=form.metavar or reader.metavar or _name_value(parameter.name, reader.kind, description),
@@ -288,6 +295,7 @@ def _make_parameter_option(
         show_choices=not form.metavar,
         # An option that is off by default needs no negative form.
         negative=() if is_list or parameter.default is False else None,
+        # In a grid and a space, the word none is an error.
         converter=_read_words if is_list and form.form not in ("grid", "space") else None,
     )
     default = None if parameter.default == {} else parameter.default
@@ -319,6 +327,11 @@ def _write_help(description: str, is_list: bool = False) -> str:
     return f"{sentence} (repeatable)" if is_list else sentence
 
 
+def _is_list(kind: Any) -> bool:
+    """Return whether the type is a list, or a list or None."""
+    return "list" in str(kind)
+
+
 def _is_number(kind: Any) -> bool:
     return not {int, float}.isdisjoint((kind, *get_args(kind)))
 
@@ -328,7 +341,7 @@ def _name_value(name: str, kind: Any, description: str | None) -> str:
     if _is_number(kind):
         return UNITS.get((description or "").partition(" ")[0], "N")
     word = name.rpartition("_")[2].upper()
-    return word.removesuffix("S") if "list" in str(kind) else word
+    return word.removesuffix("S") if _is_list(kind) else word
 
 
 def _make_option(name: str, kind: Any, details: Parameter, default: Any = None) -> inspect.Parameter:
