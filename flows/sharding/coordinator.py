@@ -91,25 +91,29 @@ class ShardingExecutor:
 
     async def _add_executions(self, executions: Iterator[Execution], find_result: FindResult) -> None:
         """Add all executions and their earlier results to the store, and cut those without a result into shards."""
-        first, count = 0, 0
-        for execution in executions:
-            first = execution.index if not count else first
-            count += 1
+        first = count = 0
+        for count, execution in enumerate(executions, 1):
+            if count == 1:
+                first = execution.index
             self.store.add_execution(execution)
             if count % 500 == 0:
                 await asyncio.sleep(0)  # A million executions take half a minute, and Ctrl-C must work meanwhile.
+        await self._record_earlier_results(range(first, first + count), find_result)
+        bounds = [*self.store.find_starts(first, first + count, self.plan.shard_count), first + count]
+        self._shards = [Shard(number, *bound) for number, bound in enumerate(itertools.pairwise(bounds))]
+        self._active, self._job_id = {}, uuid.uuid4().hex[:12]
+
+    async def _record_earlier_results(self, indexes: range, find_result: FindResult) -> None:
+        """Record the results that the run's ledger has, and with `cache_results` those that `find_result` finds."""
         self._offsets = {}
         async for line in self._read_news():
             if line.is_success and (outcome := self.store.record_line(line)) is not None:
                 self._record_cached(outcome)
         if self.run.options.cache_results:
-            for execution in self.store.iterate_unfinished(first, first + count):
+            for execution in self.store.iterate_unfinished(indexes.start, indexes.stop):
                 if (result := find_result(execution)) is not None:
                     self.store.record_adopted(execution)
                     self._record_cached(result)
-        bounds = [*self.store.find_starts(first, first + count, self.plan.shard_count), first + count]
-        self._shards = [Shard(number, *bound) for number, bound in enumerate(itertools.pairwise(bounds))]
-        self._active, self._job_id = {}, uuid.uuid4().hex[:12]
 
     def _record_cached(self, outcome: Outcome) -> None:
         self.run.sink.record_cached(_make_placeholder(outcome), outcome, is_stored=True)
