@@ -14,7 +14,7 @@ UNION_TAG = re.compile(r"constrained-\w+|literal\[.*\]|(str|int|float|bool|list|
 
 
 def describe_problems(error: ValidationError, secrets: Collection[str] = ()) -> str:
-    """Return a line with each wrong value. Values of the parameters in `secrets` are not shown."""
+    """Return one line about all wrong values. It omits the values of the parameters in `secrets`."""
     by_name: dict[str, list[tuple[list[Any], Any]]] = {}
     for problem in error.errors():
         place = [item for item in problem["loc"] if not UNION_TAG.fullmatch(str(item))]
@@ -24,10 +24,10 @@ def describe_problems(error: ValidationError, secrets: Collection[str] = ()) -> 
 
 def _describe_problem(problems: list[tuple[list[Any], Any]], is_secret: bool) -> str:
     """Return the problem of one parameter. For a union, use the alternative with the deepest error."""
-    depth = max(len(place) for place, _ in problems)
-    place, problem = next(item for item in problems if len(item[0]) == depth)
-    texts = [_simplify(item["msg"]) for other, item in problems if other == place]
-    name = "".join([f"[{item!r}]" if number else f"`{item}`" for number, item in enumerate(place)])
+    deepest = max((place for place, _ in problems), key=len)
+    alternatives = [problem for place, problem in problems if place == deepest]
+    problem, texts = alternatives[0], [_simplify(item["msg"]) for item in alternatives]
+    name = "".join(f"[{item!r}]" if level else f"`{item}`" for level, item in enumerate(deepest))
     if problem["type"] == "value_error":
         return ": ".join(filter(None, (name, texts[0])))
     if problem["type"] == "missing":

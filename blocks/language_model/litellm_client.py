@@ -296,13 +296,16 @@ def _is_strict(schema: Any) -> bool:
     try:
         if not schema.keys() <= STRICT_KEYWORDS:
             return False
-        properties = schema.get("properties", {})
-        if "object" in (schema.get("type"), *schema.get("type", ())) and (
-            schema.get("additionalProperties") is not False or set(schema.get("required", ())) != properties.keys()
-        ):
+        kinds, properties = schema.get("type", ()), schema.get("properties", {})
+        is_object = "object" in ([kinds] if isinstance(kinds, str) else kinds)
+        if is_object and schema.get("additionalProperties") is not False:
+            return False
+        if is_object and set(schema.get("required", ())) != properties.keys():
             return False
         inner = [*properties.values(), *schema.get("$defs", {}).values(), *schema.get("anyOf", ())]
-        return all(map(_is_strict, [*inner, schema["items"]] if "items" in schema else inner))
+        if "items" in schema:
+            inner.append(schema["items"])
+        return all(map(_is_strict, inner))
     except (AttributeError, TypeError, RecursionError):  # The schema may come from the code.
         return False
 
