@@ -77,6 +77,7 @@ async def start_driver(
     process, session = remote.process, ""
 
     async def start() -> tuple[str, str]:
+        """Send the command once. If the answer is lost, look for the command before the error leads to a retry."""
         nonlocal session
         session = session or await open_session(remote, seconds)
         try:
@@ -84,22 +85,23 @@ async def start_driver(
             return session, answer.cmd_id
         except daytona.DaytonaError as error:
             if get_status(error) in range(400, 500):
+                raise  # Daytona refused the command, so it did not start.
+            command_id = await find_command(error)
+            if command_id is None:
+                session = ""  # The next try opens a new session.
                 raise
-            started = await find_started(error)
-            if started is None:
-                session = ""
-                raise
-            return session, started
+            return session, command_id
 
-    async def find_started(loss: daytona.DaytonaError) -> str | None:
+    async def find_command(loss: daytona.DaytonaError) -> str | None:
+        """Return the id of the command in the session, or None if it did not arrive. Raises StartLostError."""
         try:
-            there = await retry_call(lambda: process.get_session(session, CALL_SECONDS), seconds=seconds, remote=remote)
+            found = await retry_call(lambda: process.get_session(session, CALL_SECONDS), seconds=seconds, remote=remote)
         except daytona.DaytonaError as error:
             raise StartLostError(
                 f"the call that starts the driver was lost ({get_message(loss)}), and its session could "
                 f"not be checked ({get_message(error)})"
             ) from error
-        return there.commands[0].id if there.commands else None
+        return found.commands[0].id if found.commands else None
 
     try:
         return await retry_call(start, seconds=seconds, remote=remote)
