@@ -4,7 +4,7 @@ import asyncio
 import os
 import subprocess
 
-MAX_OUTPUT_BYTES = 16 << 20  # of each stream's end, because a program may write without limit
+MAX_OUTPUT_BYTES = 16 << 20  # kept of each stream, because a program may write without limit
 
 
 async def run_command(
@@ -29,7 +29,7 @@ async def run_command(
     )
     try:
         async with asyncio.timeout(timeout):
-            output = await asyncio.gather(_read_end(process.stdout), _read_end(process.stderr))
+            output = await asyncio.gather(_read_tail(process.stdout), _read_tail(process.stderr))
             await process.wait()
     finally:
         if process.returncode is None:
@@ -40,7 +40,8 @@ async def run_command(
     return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
 
 
-async def _read_end(stream: asyncio.StreamReader | None) -> bytes:
+async def _read_tail(stream: asyncio.StreamReader | None) -> bytes:
+    """Read a stream until it ends, and return its last `MAX_OUTPUT_BYTES`."""
     data = bytearray()
     while stream is not None and (piece := await stream.read(1 << 16)):
         data += piece

@@ -115,8 +115,8 @@ def build_archive(folder: Path, paths: Iterable[str]) -> tuple[bytes, list[str]]
     return buffer.getvalue(), problems
 
 
-def combine(execution: Execution, ended: Outcome, check: Result) -> Result:
-    """Return an execution's result: the check's fields, and beside them what the check has judged.
+def build_judged_result(execution: Execution, ended: Outcome, check: Result) -> Result:
+    """Return the result of a judged execution: the check's fields, and the execution's own fields in `meta.judged`.
 
     Raises:
         CheckError: The check has submitted nothing.

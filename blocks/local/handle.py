@@ -87,7 +87,7 @@ class LocalSandboxHandle(Sandbox):
         process = self._process = await self.launch.start()
         try:
             if self.launch.disk_bytes:
-                self._enter_file_system(await process.find_pid())
+                self._open_own_folders(await process.find_pid())
             if self.clone is not None:
                 await self._copy_repository(self.clone)
             if self.group.limits or self.watched is not None:
@@ -110,8 +110,8 @@ class LocalSandboxHandle(Sandbox):
             if done.returncode:
                 raise SandboxStartError(f"the repository could not be copied into the sandbox: {done.stderr.strip()}")
 
-    def _enter_file_system(self, pid: int) -> None:
-        """Open the folders of a sandbox with a file system of its own, which only its processes have mounted."""
+    def _open_own_folders(self, pid: int) -> None:
+        """Open the folders that only the sandbox's processes have mounted. `pid` is the id of such a process."""
         owner = (self.folder / "work").stat()
         for path in self._own_folders:
             descriptor = os.open(f"/proc/{pid}/root{path}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -11,8 +11,8 @@ from .deletion import kill_processes
 from .handle import LocalSandboxHandle
 from .launch.driver_process import build_boot_program
 
-# bubblewrap's own first process lets the shell take over the terminal and receive its signals.
-WITHOUT = ("--as-pid-1", "--new-session")
+# Options of bubblewrap that a shell does not get: without them it can take over the terminal and receive its signals.
+DROPPED_OPTIONS = ("--as-pid-1", "--new-session")
 
 
 async def run_terminal(handle: LocalSandboxHandle) -> int:
@@ -26,7 +26,7 @@ async def run_terminal(handle: LocalSandboxHandle) -> int:
         os.lseek(descriptor, 0, os.SEEK_SET)
         program = build_boot_program("a shell in a local sandbox", len(code), f"descriptor={descriptor}", descriptor)
         return await run_in_terminal(
-            [word for word in handle.launch.build_command(program) if word not in WITHOUT],
+            [word for word in handle.launch.build_command(program) if word not in DROPPED_OPTIONS],
             f"A shell in {handle.settings.cwd}.",
             on_start=handle.hold_to_totals,
             cwd=handle.launch.directory,
@@ -34,5 +34,5 @@ async def run_terminal(handle: LocalSandboxHandle) -> int:
         )
     finally:
         os.close(descriptor)
-        # Kill programs that have left the shell's session, and the keeper. The handle's `keep` starts another one.
+        # Kill programs that have left the shell's session. The keeper dies too; the handle's `keep` starts another.
         await run_shielded(kill_processes(handle.folder))

@@ -31,7 +31,7 @@ from ...sandbox.requests.execution_request import ExecutionRequest
 from ...sandbox.result import Failure, Outcome, Result
 from ...tasks.capacity.admission import Permit
 from ...tasks.capacity.slots import Slot, Slots
-from ...tasks.check import ARCHIVE_NAME, UNPACK, build_archive, combine, explain
+from ...tasks.check import ARCHIVE_NAME, UNPACK, build_archive, build_judged_result, explain
 from ...tasks.execution import Execution, build_pruned_result
 from ...tasks.host_tools import Tool
 from ...tasks.kept_sandboxes import build_input_files
@@ -56,8 +56,8 @@ class _LaneSandbox:
     """The sandbox of a lane. It opens at its first execution."""
 
     interpreter: Interpreter
-    expires_at: float  # by the event loop's clock
-    opened_at: float | None = None  # the time of the request, by the same clock; None until the sandbox is open
+    expires_at: float  # seconds of the event loop's clock
+    opened_at: float | None = None  # the time of the request, in the same seconds; None until the sandbox is open
     has_state: bool = False  # The state of the plan's `state_context` is in it.
     uploaded: set[str] = field(default_factory=set[str])  # paths of files for all executions
     own_files: set[str] = field(default_factory=set[str])  # paths of files for one execution
@@ -78,7 +78,7 @@ class Lane:
         self.run = run
         self._slots = slots
         self._slot: Slot | None = None
-        self._permit: Permit | None = None  # for the open sandbox, or for the next one
+        self._permit: Permit | None = None  # the permit of the open sandbox, or of the next one
         self._sandbox: _LaneSandbox | None = None
         self._tools = {name: self._count_calls(name, tool) for name, tool in run.tools.items()}
         self._tool_calls: Counter[str] = Counter()  # calls in the current execution
@@ -192,7 +192,7 @@ class Lane:
         except RlmBatchError as error:
             explained = explain(error, execution, ended)
             raise explained from (None if explained is error else error)
-        return combine(execution, ended, result)
+        return build_judged_result(execution, ended, result)
 
     async def _check_beside(self, lane: "Lane", request: Execution) -> Result | None:
         """Run a check while the execution's sandbox stays open. Return None if there is no room for another sandbox."""

@@ -107,14 +107,17 @@ def _list_files(folder: Path) -> dict[str, Path]:
 
 
 def _read_partitions(names: list[str]) -> list[dict[str, Any]]:
-    """Return the columns that each file's directories name, with integers where a column of CSV has them."""
+    """Return the columns in the names of each file's directories, as in `year=2024/part.parquet`.
+
+    The texts of a column become integers if all of them are whole numbers.
+    """
     partitions: list[dict[str, Any]] = []
     for name in names:
         pairs = (part.partition("=") for part in PurePosixPath(name).parts[:-1] if "=" in part)
         partitions.append({unquote(key): None if text == NULL else unquote(text) for key, _, text in pairs})
     for key in dict.fromkeys(key for partition in partitions for key in partition):
-        having = [partition for partition in partitions if partition.get(key) is not None]
-        if all(WHOLE.fullmatch(partition[key]) and len(partition[key]) <= WHOLE_DIGITS for partition in having):
-            for partition in having:
+        with_value = [partition for partition in partitions if partition.get(key) is not None]
+        if all(WHOLE.fullmatch(partition[key]) and len(partition[key]) <= WHOLE_DIGITS for partition in with_value):
+            for partition in with_value:
                 partition[key] = int(partition[key])
     return partitions

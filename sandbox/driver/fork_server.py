@@ -9,7 +9,7 @@ import time
 
 from .child.forking import MAX_MESSAGE_BYTES, encode_descriptors
 from .child_process import build_child, close_all, open_pipes
-from .processes import describe_end, has_ended, kill_session, list_children, list_descendants, read_end, signal
+from .processes import describe_end, has_ended, kill_session, list_children, list_descendants, read_exit, signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class ForkServer:
     def _give_up(self) -> OSError:
         kill_session(self.process.pid)
         until = time.monotonic() + END_SECONDS
-        while (end := read_end(self.process.pid)) is None and time.monotonic() < until:
+        while (end := read_exit(self.process.pid)) is None and time.monotonic() < until:
             time.sleep(0.001)
         # The process may have ended by itself before the kill.
         why = "makes no more forks" if end is None or end[1] == signal.SIGKILL else describe_end(*end)

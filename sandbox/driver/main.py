@@ -36,26 +36,28 @@ def main(
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     if watched:
         fork_supervisor()
-    # Any later read or write on descriptors 0 and 1 reaches /dev/null.
+    # The code must not reach the wire, so the supervisor moves it away from descriptors 0 and 1.
     reads, writes = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in (0, 1))
-    _close_wire(os.open(os.devnull, os.O_RDWR))
+    _replace_wire(os.open(os.devnull, os.O_RDWR))
     try:
         Supervisor(reads, writes, runner, child).run(first.encode("utf-8"))
     except BrokenPipeError:
         pass
     finally:
         # The kernel kills all other processes of a namespace with its first one.
-        left = "" if os.getpid() == 1 else kill_all_children()
-    end_driver(left)
+        survivors = "" if os.getpid() == 1 else kill_all_children()
+    end_driver(survivors)
 
 
-def end_driver(left: str) -> None:
-    if left:
-        os.write(2, f"these processes could not be ended: {left}\n".encode())
-    os._exit(EXIT_LEFT if left else 0)
+def end_driver(survivors: str) -> None:
+    """End this process with a status that says whether there are `survivors`, which are the names of processes."""
+    if survivors:
+        os.write(2, f"these processes could not be ended: {survivors}\n".encode())
+    os._exit(EXIT_LEFT if survivors else 0)
 
 
-def _close_wire(null: int) -> None:
+def _replace_wire(null: int) -> None:
+    """Put /dev/null, which `null` has open, in descriptors 0 and 1."""
     os.dup2(null, 0)
     os.dup2(null, 1)
     if null > 2:
@@ -78,7 +80,7 @@ def fork_supervisor() -> None:
         return
     # This signal arrives each time a thread of the host ends that was this process's parent.
     signal.signal(signal.SIGTERM, lambda _number, _frame: send_signal(pid, signal.SIGKILL))
-    _close_wire(null)  # Only the supervisor keeps the wire, so that its end closes the wire.
+    _replace_wire(null)  # Only the supervisor keeps the wire, so that its end closes the wire.
     while os.waitpid(-1, 0)[0] != pid:
         pass
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the supervisor's id may belong to another process from now on

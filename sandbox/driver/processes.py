@@ -33,17 +33,20 @@ def kill_session(pid: int) -> None:
     send_signal(pid, signal.SIGKILL)
 
 
-def read_end(pid: int) -> tuple[int | None, int | None] | None:
-    """Return a child's exit status and signal, one of them None; None while it runs. Raises ChildProcessError."""
-    end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    if end is None:
+def read_exit(pid: int) -> tuple[int | None, int | None] | None:
+    """Return a child's exit status or its signal, and None for the other. Return None while the child runs.
+
+    Raises ChildProcessError if `pid` is not a child.
+    """
+    info = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if info is None:
         return None
-    return (end.si_status, None) if end.si_code == os.CLD_EXITED else (None, end.si_status)
+    return (info.si_status, None) if info.si_code == os.CLD_EXITED else (None, info.si_status)
 
 
 def has_ended(pid: int) -> bool:
     """Return whether a child has ended, without reaping it. Raises ChildProcessError if `pid` is not a child."""
-    return read_end(pid) is not None
+    return read_exit(pid) is not None
 
 
 def wait_for_end(pid: int, seconds: float) -> None:
@@ -87,10 +90,10 @@ def list_descendants(*pids: int) -> dict[int, int]:
     below: dict[int, list[int]] = {}
     for pid, (parent, _) in processes.items():
         below.setdefault(parent, []).append(pid)
-    found = list(pids)
-    for pid in found:
-        found += below.pop(pid, ())
-    return {pid: processes[pid][1] for pid in found[len(pids) :]}
+    family = list(pids)
+    for pid in family:  # The loop also visits the children that it adds.
+        family += below.pop(pid, ())
+    return {pid: processes[pid][1] for pid in family[len(pids) :]}
 
 
 def kill_exactly(pid: int, started: int) -> None:

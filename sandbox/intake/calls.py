@@ -20,7 +20,7 @@ MAX_CALLS = 256  # running calls per execution; each call of a plain function ta
 MAX_WAITING_CALLS = 10_000  # waiting calls per execution; each thread of the code waits for one call at a time
 MAX_UNANSWERED_BYTES = 128 * MIB  # JSON of unanswered calls in this process
 MIN_UNANSWERED_BYTES = 16 * MIB  # JSON of unanswered calls that every execution may have, regardless of others
-MAX_RUNNING_BYTES = 32 * MIB  # sizes of all running calls in this process
+MAX_RUNNING_BYTES = 32 * MIB  # parsed arguments of all running calls in this process
 SMALL_BYTES = 16 * 1024  # calls up to this size do not wait for others
 CONTAINER_BYTES = 300  # size of a list or a dict, which the garbage collector scans
 
@@ -34,8 +34,9 @@ class Call:
     def __init__(self, header: dict[str, Any], body: bytes) -> None:
         self.header = header
         self.body = body
-        self.json_bytes = len(body)
-        self.size = len(body) + CONTAINER_BYTES * (body.count(b"[") + body.count(b"{"))
+        self.json_bytes = len(body)  # still known after `take_body`
+        # An estimate of the memory that the parsed arguments take.
+        self.parsed_bytes = len(body) + CONTAINER_BYTES * (body.count(b"[") + body.count(b"{"))
         self.is_running = False
 
     def take_body(self) -> bytes:
@@ -93,11 +94,11 @@ class CallLimit:
         `wake` raises RuntimeError if its event loop is closed.
         """
         with self._lock:
-            can_wait = self._waits_for_room and call.size > SMALL_BYTES and self._all_running_bytes
-            if can_wait and self._all_running_bytes + call.size > MAX_RUNNING_BYTES:
+            can_wait = self._waits_for_room and call.parsed_bytes > SMALL_BYTES and self._all_running_bytes
+            if can_wait and self._all_running_bytes + call.parsed_bytes > MAX_RUNNING_BYTES:
                 self._wakes.add(wake)
                 return False
-            CallLimit._all_running_bytes += call.size
+            CallLimit._all_running_bytes += call.parsed_bytes
             call.is_running = True
             return True
 
@@ -108,7 +109,7 @@ class CallLimit:
             self._bytes -= call.json_bytes
             CallLimit._all_bytes -= call.json_bytes
             if call.is_running:
-                CallLimit._all_running_bytes -= call.size
+                CallLimit._all_running_bytes -= call.parsed_bytes
         if self._wakes:
             self._wake_all()
 

@@ -118,10 +118,10 @@ def _build_definition(function: Callable[..., Any], tools: Collection[str]) -> t
     # Defer annotations also if a parameter hides a builtin, because annotations may use that builtin.
     is_waiting = bool(plain.__code__.co_flags & __future__.annotations.compiler_flag)
     is_waiting = is_waiting or any(hasattr(builtins, parameter) for parameter in parameters)
-    own = {plain.__name__, *PROVIDED_NAMES, *tools}
-    foreign = _find_foreign_global(FUTURE_LINE + text if is_waiting else text, own, plain)
+    provided = {plain.__name__, *PROVIDED_NAMES, *tools}
+    foreign = _find_foreign_global(FUTURE_LINE + text if is_waiting else text, provided, plain)
     if foreign is not None and not is_waiting:  # the name may occur only in annotations, which can be deferred
-        is_waiting, foreign = True, _find_foreign_global(FUTURE_LINE + text, own, plain)
+        is_waiting, foreign = True, _find_foreign_global(FUTURE_LINE + text, provided, plain)
     if foreign is not None:
         raise _refuse(name, _explain_global(foreign, plain))
     if is_waiting:
@@ -176,7 +176,7 @@ def _build_call(parameters: FunctionParameters, names: Collection[str]) -> str:
     return CALL.format(call=call, required=lists[0], optional=lists[1])
 
 
-def _find_foreign_global(text: str, own: Collection[str], function: FunctionType) -> str | None:
+def _find_foreign_global(text: str, provided: Collection[str], function: FunctionType) -> str | None:
     """Return the first global name in the text that neither the text, the sandbox nor Python defines, or None."""
     used, assigned = dict[str, None](), set[str]()
 
@@ -192,17 +192,18 @@ def _find_foreign_global(text: str, own: Collection[str], function: FunctionType
             visit(child)
 
     visit(symtable.symtable(text, "<code>", "exec"))
-    return next((name for name in used if name not in assigned and not _is_known(name, own, function)), None)
+    return next((name for name in used if name not in assigned and not _is_known(name, provided, function)), None)
 
 
-def _is_known(name: str, own: Collection[str], function: FunctionType) -> bool:
+def _is_known(name: str, provided: Collection[str], function: FunctionType) -> bool:
+    """Return whether a global name means the same in the sandbox: it is `provided` there, or one of Python's names."""
     missing = object()
-    here = function.__globals__.get(name, missing)
-    if name in own:
-        return here is missing or name not in PROVIDED_NAMES  # a tool may have the name of a global of the module
+    value = function.__globals__.get(name, missing)
+    if name in provided:
+        return value is missing or name not in PROVIDED_NAMES  # A tool may have the name of a global of the module.
     builtin = getattr(builtins, name, missing)
     # Notebooks wrap Python's `open`.
-    return builtin is not missing and (here is missing or getattr(here, "__wrapped__", here) is builtin)
+    return builtin is not missing and (value is missing or getattr(value, "__wrapped__", value) is builtin)
 
 
 def _explain_global(name: str, function: FunctionType) -> str:

@@ -57,18 +57,18 @@ class PartIndex:
 
     def refresh(self) -> None:
         """Index the lines that were appended to the ledgers since the last call."""
-        with self._open_database() as database, database:
+        with self._open_database() as database, database:  # `with database` is one transaction.
             sizes: dict[str, int] = dict(database.execute("select path, size from parts"))
             for part in list_files(self._root, self._part_pattern):
-                end = sizes.get(str(part), 0)
+                indexed = sizes.get(str(part), 0)  # bytes
                 with suppress(FileNotFoundError):  # `rlm-batch prune` may delete it meanwhile.
-                    if os.path.getsize(part) <= end:
+                    if os.path.getsize(part) <= indexed:
                         continue
-                    for key, position in self._read_keys(part, end):
-                        end = position.end
+                    for key, position in self._read_keys(part, indexed):
+                        indexed = position.end
                         if key is not None:
                             database.execute("insert or replace into results values (?, ?, ?, ?)", (key, *position))
-                database.execute("insert or replace into parts values (?, ?)", (str(part), end))
+                database.execute("insert or replace into parts values (?, ?)", (str(part), indexed))
 
     def find_position(self, key: str) -> LinePosition | None:
         """Return the position of a key's line at the last refresh, or None without a line."""
