@@ -73,7 +73,7 @@ def build_kept_labels(until: float, execution: int | None) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotInfo:
-    """A snapshot that rlm-batch made of a sandbox's set-up. `size` is in GiB, the times are in epoch seconds."""
+    """A snapshot of a sandbox after its set-up. `size` is in GiB, and times are in epoch seconds."""
 
     id: str
     name: str

@@ -90,7 +90,7 @@ async def resolve_provider(provider: str | SandboxProvider, options: dict[str, A
 
 
 def find_provider_name(provider: object) -> str | None:
-    """Return the name of the provider that `resolve_provider` makes, such as `local`, or None if there is none."""
+    """Return the name of the provider that `resolve_provider` makes, such as `local`, or None if it is unknown."""
     if not isinstance(provider, str):
         return getattr(provider, "provider_name", None)
     name = provider.partition(":")[0].partition("/")[0].removesuffix("-sandbox" if "/" in provider else "")

@@ -140,7 +140,7 @@ class RlmSession:
         Raises:
             QueryError: The model gave no answer.
             BudgetExceeded: A limit on calls, tokens or cost is used up.
-            DeadlineExceeded: The time is over.
+            DeadlineExceeded: The time has run out.
             SandboxLost: The sandbox was lost. The next question opens a new one and continues the conversation.
             ConfigurationError: The context is not JSON, or its file cannot be read.
             RlmBatchError: An error of `start`.

@@ -55,7 +55,10 @@ def _end_process(status: int) -> None:
 
 
 def _run_until_interrupted(arguments: list[str] | None) -> int:
-    """Run the command, and return its exit status, also after an interrupt."""
+    """Run the command, and return its exit status, also after an interrupt.
+
+    Replace the handler of Ctrl-C only if `arguments` is None: then the process ends with the command.
+    """
     message = ""
     try:
         status = _run_command(arguments)

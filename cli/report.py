@@ -177,7 +177,7 @@ def _print_values(values: dict[str, Any], indent: str = "") -> None:
 
 
 def _write(place: PathOrLocation, write: Callable[[Path], object]) -> None:
-    """Write a file atomically, or write directly to a pipe or a device. Keep a link, and write the file it points to.
+    """Write a file atomically, or directly to a pipe or a device. For a symbolic link, write the file it points to.
 
     Raises:
         ConfigurationError: The file cannot be written.

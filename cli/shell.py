@@ -65,6 +65,6 @@ async def _resolve_provider(options: Options) -> SandboxProvider:
 
 
 async def _find_kept(provider: SandboxProvider, sandbox_id: str) -> SandboxInfo | None:
-    """Return the sandbox, unless its hour is over. None if there is none."""
+    """Return the kept sandbox, or None if it is missing or its time has passed."""
     sandboxes = await provider.list_sandboxes()
     return next((info for info in sandboxes if info.id == sandbox_id and info.kept_until > time.time()), None)

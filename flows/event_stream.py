@@ -61,7 +61,7 @@ class EventStream(Generic[R]):
 async def _wait(task: asyncio.Task[Any]) -> None:
     await asyncio.wait([task])
     if not task.cancelled():
-        task.exception()  # Otherwise asyncio logs that nobody retrieved it.
+        task.exception()  # Otherwise asyncio logs that the exception was never retrieved.
 
 
 class _QueueListener(FlowListener):

@@ -112,7 +112,7 @@ async def find_orphans(
 
 
 def _find_own_reason(info: SandboxInfo, now: float) -> str:
-    """Return the reason in the sandbox's own labels why nothing uses it; empty if they do not say so."""
+    """Return why a sandbox is unused according to its labels, or an empty text if they show no reason."""
     if info.kept_until:
         return "it was kept for a failed execution"
     if info.abandoned:

@@ -454,7 +454,7 @@ GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}
 
 
 def find_field(annotation: Any) -> FieldInfo | None:
-    """Return the bounds and the description in an annotation, or None if it has none."""
+    """Return the bounds and the description in an annotation, or None without them."""
     return next((item for item in get_args(annotation) if isinstance(item, FieldInfo)), None)
 
 

@@ -66,7 +66,7 @@ class Plan:
 
     total: int
     items: Iterable[Item] = ()  # They are read again if Prefect retries the flow run.
-    execute: Callable[[Run], Awaitable[None]] | None = None  # by default all items in any order
+    execute: Callable[[Run], Awaitable[None]] | None = None  # None: execute all items in any order
     label: Label = LABEL  # names an execution's task run
     report_spec: ReportSpec = field(default_factory=ReportSpec)
     runs_each_code: bool = False  # Each execution runs another piece of code, so a table can name the pieces.
@@ -79,7 +79,7 @@ class Plan:
     check_first: Callable[[Result], None] | None = None  # A ConfigurationError about the first result ends the run.
     search: dict[str, Any] = field(default_factory=dict[str, Any])  # the settings of a search, for the run's record
     may_stop_early: bool = False
-    column_types: RuleOfTypes = field(default_factory=dict[str, Any])  # how a CSV file's cells were read
+    column_types: RuleOfTypes = field(default_factory=dict[str, Any])  # the types by which a CSV file's cells were read
 
 
 def plan_items(items: Iterable[Item], count: int, spec: ReportSpec, options: Options, **settings: Any) -> Plan:

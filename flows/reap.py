@@ -37,7 +37,7 @@ async def reap(
       process has ended.
     - A process of this machine opened the sandbox and has ended or was killed (`rlm-batch-process`). For local
       sandboxes this applies only to this user's.
-    - `keep_failed` kept the sandbox, and its hour is over. With `kept` it may not be over.
+    - `keep_failed` kept the sandbox, and its hour has passed. With `kept`, the hour may not have passed.
 
     Snapshots of sandboxes' set-ups that have been unused for the block's `snapshot_ttl` are deleted too.
 

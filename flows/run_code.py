@@ -178,6 +178,7 @@ async def run_code(
 
 
 async def _execute(run: Run, execution: Execution, output: OutputLog) -> Result:
+    """Execute in a new sandbox. Raises the execution's error, or the provider's if the sandbox does not open."""
     async with open_slots(run.provider, run.run_id, run.log) as slots:
         lane = Lane(run, slots)
         try:

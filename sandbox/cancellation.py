@@ -21,11 +21,11 @@ async def run_shielded(work: Awaitable[object]) -> None:
             await asyncio.shield(task)
         except asyncio.CancelledError as error:
             if task.cancelled():
-                raise
+                raise  # The work itself was cancelled.
             cancelled = error
         except BaseException:
             if not task.done():
-                raise
+                raise  # This is not the work's error, which is raised below.
     if cancelled is not None:
         raise cancelled from task.exception()
     task.result()

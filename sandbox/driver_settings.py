@@ -89,6 +89,6 @@ class Preparation:
 
 def resolve_timeout(name: str, seconds: float | None) -> float | None:
     """Return the seconds of the parameter `name`; None means no limit. Raises ConfigurationError."""
-    if seconds is not None and not seconds > 0:  # also for NaN
+    if seconds is not None and not seconds > 0:  # `not >` also refuses NaN.
         raise ConfigurationError(f"{name} is {seconds!r}: use a number of seconds above 0, or None for no limit")
     return None if seconds == math.inf else seconds

@@ -106,7 +106,7 @@ class PipeTransport:
         self._call_limit = CallLimit(pending.caller_context)
         try:
             self._wait(pending, output)
-        finally:  # after the end, a refusal, Ctrl-C, or an exception of a signal handler
+        finally:  # This also runs after a refusal, Ctrl-C, or an exception of a signal handler.
             self._call_limit.end()
             if pending.id in self._protocol.pending:
                 with suppress(SandboxLost):

@@ -54,8 +54,8 @@ class PendingExecution:
     """An execution that was sent, and its output so far.
 
     `end` is the driver's last frame for the execution, or None before that frame. `refusal` names the limit that the
-    code exceeded; the host then ends the execution. An event loop waits for `ended`: the execution is over, refused, or
-    its connection is closed. `calls` answers the code's calls on an event loop.
+    code exceeded; the host then ends the execution. An event loop waits for `ended`: the execution has ended, was
+    refused, or its connection is closed. `calls` answers the code's calls on an event loop.
     """
 
     id: int
@@ -218,7 +218,7 @@ class DriverProtocol:
     def _add_pending(self, request: ExecutionRequest, header: dict[str, Any]) -> tuple[PendingExecution, list[bytes]]:
         if self.closed_reason:
             raise SandboxLost(
-                f"the sandbox had gone before the code was sent ({self.closed_reason}): run it in a new one"
+                f"the sandbox was lost before the code was sent ({self.closed_reason}): run it in a new one"
             )
         self.sandbox.expect_execution()
         number = next(self._execution_numbers)
@@ -322,7 +322,7 @@ class DriverProtocol:
         return decode_end(pending, *pending.end)
 
     def check_prepared(self, pending: PendingExecution) -> None:
-        """Raise PrepareError if the preparation failed, and SandboxStartError if the driver did not report its end."""
+        """Raise PrepareError if the preparation failed, and SandboxStartError if the sandbox was lost during it."""
         if pending.listener_error is not None:
             raise pending.listener_error
         if pending.refusal:
@@ -334,9 +334,9 @@ class DriverProtocol:
             raise Ending.read(pending, pending.build_meta(), "prepare").build_error()
 
     def check_ready(self, is_sent: bool = False) -> None:
-        """Raise SandboxStartError if the driver ended or timed out before it was ready.
+        """Raise an error if the driver ended or timed out before it was ready, and close the connection.
 
-        Raise OutcomeUnknown if an execution was sent to the driver and may have begun.
+        The error is SandboxStartError, or OutcomeUnknown if an execution was sent to the driver and may have begun.
         """
         if self.is_ready:
             return

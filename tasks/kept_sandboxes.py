@@ -8,7 +8,7 @@ from .execution import Execution
 
 # sandboxes of a flow run, and of each shard, because each one counts against the account's limit and costs money
 MAX_KEPT, MAX_KEPT_OF_SHARD = 3, 1
-INPUTS_FOLDER = ".rlm-batch"  # in the sandbox's working directory
+INPUTS_FOLDER = ".rlm-batch"  # a folder in the sandbox's working directory
 INPUTS = """# Defines the variables of the execution. Start it with python3 -i.
 import json, os
 

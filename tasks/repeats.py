@@ -49,10 +49,9 @@ def locate_execution(repeats: Repeats | None, index: int) -> Place:
 
 @dataclass(frozen=True, slots=True)
 class RepeatedItems:
-    """Each item `count` times in a row, with the number of the repeat where the code reads it.
+    """The items, each `count` times in a row. Code that reads the variable `repeat` gets the number of the repeat.
 
-    Other code gets the same variables each time. `prepare` is the code that runs before: a name `repeat` of its own is
-    not replaced.
+    `prepare` is the code that runs before. If it defines the name `repeat`, code gets that value.
     """
 
     items: Iterable[Item]

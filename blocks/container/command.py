@@ -102,9 +102,9 @@ def build_ulimits(engine: Engine) -> list[str]:
 def _build_user(engine: Engine, gid: int | None) -> list[str]:
     """Return the options for the user that code runs as, which is never root.
 
-    If this process is root, code runs as a new user, because the kernel counts some limits by user. Otherwise code runs
-    as the user of this process, who can write the volumes, or in rootless Docker as `NOBODY`. `gid` is the group that
-    owns a volume.
+    The user of this process can write the volumes, so code usually runs as that user. In rootless Docker it runs as
+    `NOBODY`. If this process is root, code runs as a new user, because the kernel counts some limits by user. `gid` is
+    the group that owns a volume.
     """
     if engine.is_rootless and engine.name == "podman":
         return ["--userns", "keep-id"]

@@ -60,11 +60,11 @@ async def check_out_repository(url: str, commit: str, token: SecretStr | None) -
 
 
 async def keep_modules(modules: PythonPath) -> str:
-    """Return a cached directory with the modules as they were read. Raises ConfigurationError."""
+    """Return a cached directory that contains the modules. Raises ConfigurationError."""
 
     async def write(folder: Path) -> None:
         await asyncio.to_thread(modules.write, folder)
-        await run_command("chmod", "-R", "a+rX", str(folder))  # for code that runs as another user
+        await run_command("chmod", "-R", "a+rX", str(folder))  # Code may run as another user.
 
     return str(await make_once(resolve_cache_root() / "python-path" / modules.digest[:24], write))
 

@@ -38,7 +38,8 @@ class ModelAccess:
 
     model: LanguageModelSettings
     sub_model: LanguageModelSettings | None = None  # the model of flat queries; None: that of `model`
-    models: Mapping[str, LanguageModelSettings] = field(default_factory=dict[str, LanguageModelSettings])  # for code
+    # The models that code may choose, by name.
+    models: Mapping[str, LanguageModelSettings] = field(default_factory=dict[str, LanguageModelSettings])
     batch_concurrency: int = 4  # requests at the same time; this suits a server that only one person uses
     max_depth: int = 2  # This allows a recursive model to ask another one.
     max_llm_calls: int | None = 50  # includes a model's turns in recursive queries
@@ -112,9 +113,18 @@ async def open_model_access(
 ) -> ModelAccess:
     """Return access to a model for executions.
 
-    `sub_model` is for flat queries: the name of a model that is no saved block is asked at the address and with the key
-    of `model`. `models` are those that code may choose: a dict by name, or a list of names. `others` are fields of
-    `ModelAccess`. Raises ConfigurationError for a wrong limit or model, and if the price that a limit needs is unknown.
+    Args:
+        model: The settings, name or saved block of the model.
+        sub_model: The model of flat queries. If it is the name of a model and not of a saved block, it has the address
+            and the key of `model`. Default None: that of `model`.
+        models: The models that code may choose: a dict by name, or a list of names.
+        max_total_llm_calls: Limit on the calls of all executions. Default None: no limit.
+        max_total_llm_tokens: Limit on the tokens of all executions. Default None: no limit.
+        max_cost: Limit on the US dollars of all executions. Default None: no limit.
+        **others: Further fields of `ModelAccess`.
+
+    Raises:
+        ConfigurationError: A limit or a model is wrong, or the price that a limit needs is unknown.
     """
     totals = {"max_total_llm_calls": max_total_llm_calls, "max_total_llm_tokens": max_total_llm_tokens}
     for name, value in {**others, **totals, "max_cost": max_cost}.items():

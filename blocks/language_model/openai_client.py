@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 from .credentials import CredentialMask
 
 PROVIDER = "openai"
-NO_KEY = "none"  # OpenAI's client requires a key, and some servers have none.
+NO_KEY = "none"  # OpenAI's client requires a key, but some servers do not.
 MAX_ERROR_CHARACTERS = 2000  # characters of an answer without a message
 # Arguments that LiteLLM's own client would pass on to the server in this form.
 ARGUMENTS = {

@@ -136,7 +136,12 @@ class TotalsPlan:
 
 
 def plan_totals(settings: LocalSettings, level: str) -> TotalsPlan:
-    """Return what enforces these settings' limits. Raises ConfigurationError if nothing here can enforce one."""
+    """Return which limits the control group and the watcher enforce. Raises ConfigurationError if neither can."""
+    if settings.disk_mib is not None and level != "bubblewrap":
+        raise ConfigurationError(
+            f"`disk_mib` is {settings.disk_mib}, and needs isolation bubblewrap or the provider container: use one of "
+            "them, or leave `disk_mib` out"
+        )
     grouped: dict[str, float] = {}
     watched: dict[str, int] = {}
     wanted = {"memory": settings.total_memory_mib, "pids": settings.total_processes, "cpu": settings.cpus}
@@ -154,13 +159,9 @@ def plan_totals(settings: LocalSettings, level: str) -> TotalsPlan:
             )
         else:
             watched["total_memory_mib" if controller == "memory" else "total_processes"] = int(limit)
-    if settings.disk_mib is not None and level != "bubblewrap":
-        raise ConfigurationError(
-            f"`disk_mib` is {settings.disk_mib}, and needs isolation bubblewrap or the provider container: use one of "
-            "them, or leave `disk_mib` out"
-        )
     if level == "landlock" and not has_own_count(level) and settings.total_processes is None:
-        # RLIMIT_NPROC also counts the user's other processes, so the code could start more when those end.
+        # RLIMIT_NPROC also counts the user's other processes. When they end, it lets the code start more than
+        # `processes`, so the watcher counts too.
         watched["processes"] = settings.processes
     return TotalsPlan(grouped, watched)
 

@@ -26,7 +26,7 @@ class LocalChannel:
         self._lock = asyncio.Lock()
 
     async def send(self, data: bytes) -> None:
-        """Send the bytes after those of earlier calls. Raises SandboxLost."""
+        """Send the bytes. Several calls send one after another. Raises SandboxLost."""
         async with self._lock:
             rest = self._write(memoryview(data))
             if rest:

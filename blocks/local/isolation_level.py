@@ -38,9 +38,10 @@ _reasons: dict[IsolationLevel, str] = {}  # the reason why a tested level fails 
 
 
 async def resolve_level(isolation: IsolationLevel | Literal["auto"]) -> IsolationLevel:
-    """Return the level in force for `isolation`. Raises ConfigurationError with the remedy if no level works.
+    """Return the isolation level for `isolation`; "auto" gives the first of bubblewrap and landlock that works here.
 
-    Raises SandboxStartError if a shortage of descriptors, memory or processes prevents the test.
+    Raises ConfigurationError with the remedy if no level works. Raises SandboxStartError if a level cannot be tested
+    for a shortage of descriptors, memory or processes.
     """
     if isolation == "none":
         check_no_isolation()

@@ -101,7 +101,7 @@ async def install_packages(requirements: list[str]) -> Path:
                 "the packages could not be installed. Local sandboxes install only wheels, because building a package "
                 f"would run its code on this machine:\n{last_lines}"
             )
-        await run_command("chmod", "-R", "a+rX", str(folder))  # for code that runs as another user
+        await run_command("chmod", "-R", "a+rX", str(folder))  # Code may run as another user.
         await asyncio.to_thread(write_scripts, folder / "bin", folder / SCRIPTS)
 
     parts = [sys.version, platform.machine(), SCRIPTS, find_python(), *PIP_VARIABLES, *sorted(requirements)]

@@ -103,7 +103,10 @@ def _measure_files(descriptors: str, inodes: set[int]) -> int:
 
 @cache
 def start_watcher(process: int) -> set[WatchedSandbox]:
-    """Start the watcher of this process, whose forks need one of their own, and return the sandboxes that it checks."""
+    """Start the watcher thread of this process, and return the set of sandboxes that it checks.
+
+    `process` is the id of this process. A fork has no threads, so it starts another watcher for its own id.
+    """
     sandboxes = set[WatchedSandbox]()
     threading.Thread(target=_check_forever, args=(sandboxes,), name="rlm-batch-limits", daemon=True).start()
     return sandboxes

@@ -13,9 +13,9 @@ from ...sandbox.wire.names import OWN_FILE_PREFIX
 
 
 def split_path(path: str, *, may_be_empty: bool = False) -> tuple[str, ...]:
-    """Split the path of a file below a directory into its names. Raises VolumeError for a path that leaves it.
+    """Split the path of a file below a directory into its names. Raises VolumeError for a path outside the directory.
 
-    With `may_be_empty`, the directory itself has a path too, without names.
+    With `may_be_empty`, the path may also be that of the directory, and then the tuple is empty.
     """
     names = tuple(name for name in path.split("/") if name not in ("", "."))
     if path.startswith("/") or ".." in names or "\0" in path or not (names or may_be_empty):

@@ -46,7 +46,7 @@ class StopConditions:
         return self.options.max_failures is not None and self.failed_count >= (self.failure_limit or 0)
 
     def build_error(self, execution: Execution) -> RlmBatchError:
-        """Return the error of an execution that has no outcome when the run has to end."""
+        """Return the error of an unfinished execution: too many failures ended the run, or its deadline passed."""
         earlier = f" ({execution.earlier_errors[-1]})" if execution.errors else ""
         if self.has_too_many_failures:
             return NotRun(

@@ -59,7 +59,7 @@ class OutcomeSink:
     def record(self, execution: Execution, outcome: Outcome) -> None:
         """Record the outcome of an execution that ran here. Raises OSError if the ledger cannot be written."""
         self.run.ledger.write_outcome(execution.key, outcome)
-        execution.ended, execution.archive = None, b""  # for the memory
+        execution.ended, execution.archive = None, b""  # This frees their memory.
         self._store(execution, outcome)
         self._publish(execution, outcome)
         self.run.stop.failed_count += isinstance(outcome, Failure)

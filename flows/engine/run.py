@@ -58,7 +58,7 @@ class ResourceUsage:
 
     sandboxes: int = 0
     sandbox_seconds: float = 0.0  # the sum of the sandboxes' open seconds
-    model: Usage = field(default_factory=Usage)  # in other processes; `ModelAccess.spent` has this process's
+    model: Usage = field(default_factory=Usage)  # usage in other processes; `ModelAccess.spent` has this process's
 
 
 @dataclass(slots=True, kw_only=True)

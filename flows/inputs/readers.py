@@ -108,7 +108,7 @@ def check_variable_names(names: Iterable[str], where: str) -> None:
 
 @dataclass
 class _NamesCheck:
-    """A check of the names of each row's variables, which remembers them. A sweep's points must have the same names."""
+    """A check of the variable names of each row. With `must_be_same`, all rows must have the names of the first."""
 
     must_be_same: bool
     known: frozenset[str] | None = None

@@ -60,7 +60,7 @@ class BatchParameters(Options, FlowParameters[OutcomesReport]):
     needs = {"types": "inputs"}  # noqa: RUF012
 
     def make_plan(self, report: ProgressReport | None = None, run_ledger: PathOrLocation | None = None) -> Plan:
-        """Read the inputs and check them with the code. Raises ConfigurationError."""
+        """Read the inputs, check them with the code, and return the plan to execute them. Raises ConfigurationError."""
         options, codes, source = self.options, read_codes(self.code), cast("Any", self.inputs)
         if source is None:
             for code in codes:

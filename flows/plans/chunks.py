@@ -209,7 +209,7 @@ class ChunksParameters(Options, FlowParameters[ChunksReport]):
         return replace(options, provider_options={**(options.provider_options or {}), **volume})  # type: ignore[dict-item]
 
     def make_plan(self, report: ProgressReport | None = None, run_ledger: PathOrLocation | None = None) -> Plan:
-        """Read the chunks. Raises ConfigurationError."""
+        """Read the chunks and return the plan to execute them. Raises ConfigurationError."""
         code = read_text_reference(self.code)
         reduce = None if self.reduce is None else read_text_reference(self.reduce)
         options = self.options

@@ -190,7 +190,7 @@ class RlmParameters(RlmOptions, FlowParameters[RlmAnswer | RlmAnswers]):
         return vars(self).get("_answer_type") or (None if source is None else AnswerType.read(source))
 
     def make_plan(self, report: ProgressReport | None = None, run_ledger: PathOrLocation | None = None) -> Plan:
-        """Read the questions and their contexts. Raises ConfigurationError."""
+        """Read the questions and their contexts, and return the plan to ask them. Raises ConfigurationError."""
         if not self.language_model:
             raise ConfigurationError("`language_model` is missing: name a model, such as openai/gpt-4o-mini")
         reader = ContextReader()

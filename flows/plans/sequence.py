@@ -53,7 +53,7 @@ class SequenceParameters(CodeParameters, FlowParameters[OutcomesReport]):
     fixed_options = {"max_workers": 1, "reuse_sandboxes": True, "executions_per_task": 1}  # noqa: RUF012
 
     def make_plan(self, report: ProgressReport | None = None, run_ledger: PathOrLocation | None = None) -> Plan:
-        """Read the steps. Raises ConfigurationError."""
+        """Read the steps and return the plan to execute them. Raises ConfigurationError."""
         codes = read_codes(self.steps)
         check_variables(codes[0], [()], self.options)  # Later steps see its names.
         return Plan(

@@ -162,7 +162,7 @@ class SweepParameters(Options, FlowParameters[TrialsReport]):
     }
 
     def make_plan(self, report: ProgressReport | None = None, run_ledger: PathOrLocation | None = None) -> Plan:
-        """Read or draw the points. Raises ConfigurationError."""
+        """Read or draw the points, and return the plan to execute them. Raises ConfigurationError."""
         ledger = self.options.locate_ledger(run_ledger)
         return self._plan_points(ledger) if self.space is None else self._plan_search(report, ledger)
 

@@ -23,12 +23,12 @@ class Tables(Flag):
     """The tables that show a column."""
 
     RUN = auto()  # a report in Python, in a notebook, and at the end of a command
-    PRINTED = auto()  # the same table, if code printed anything
-    QUESTIONS = auto()  # the same table, of the questions of `rlm`
+    PRINTED = auto()  # `RUN`, if code printed anything
+    QUESTIONS = auto()  # `RUN`, for the questions of `rlm`
     LEDGER = auto()  # `rlm-batch report`, its page, and the artifacts in Prefect's UI
-    USAGE = auto()  # all of these with `--usage`
+    USAGE = auto()  # `RUN` and `LEDGER` with `--usage`
     EXPORT = auto()  # CSV, Parquet and DataFrames
-    REPEATS = auto()  # the same exports, of runs with repeats
+    REPEATS = auto()  # `EXPORT`, for runs with repeats
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,13 +33,13 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """The executions of two runs with the same variables. One of them is None if its run lacks them."""
+    """The executions of two runs that have the same variables. One is None if its run has no such execution."""
 
     sides: tuple[Side | None, Side | None]
 
     @property
     def variables(self) -> dict[str, Any]:
-        """The variables of both."""
+        """The variables of both executions."""
         return next(side.variables for side in self.sides if side is not None)
 
     def read_field(self, name: str) -> tuple[float | None, float | None, float | None]:

@@ -1,7 +1,7 @@
 """The conversations with language models in a ledger, as JSON lines of chat messages for training.
 
 Only runs with `record="full"` have them. A recursive model's turns are one conversation, and each query of its code is
-another one. If a model's history was replaced, for example by a summary, each history is a conversation of its own.
+another one. If a model's history was replaced, for example by a summary, each history is a separate conversation.
 """
 
 import itertools
@@ -16,7 +16,7 @@ from ...sandbox.result import Outcome, Result
 from ...tasks.ledger.model_ledgers import TranscriptReader, get_session
 from .ledger_reader import LedgerReader
 
-MAX_VARIABLE_CHARACTERS = 1_000  # of a variable's JSON; longer ones, such as a context, are left out
+MAX_VARIABLE_CHARACTERS = 1_000  # Longer JSON of a variable, such as a context, is omitted.
 COUNTS = ("calls", "prompt_tokens", "completion_tokens")
 Json = dict[str, Any]
 
@@ -73,7 +73,7 @@ def _add_request(parts: list[Json], line: Json) -> None:
             {
                 "messages": before[:kept],
                 "answers": 0,  # number of messages up to the last answer
-                "logprobs": [],  # for each answer of this part
+                "logprobs": [],  # one item for each answer of this part
                 "query": {name: line[name] for name in names if line.get(name)},
                 "usage": {**dict.fromkeys(COUNTS, 0), "cost": 0.0},
             }

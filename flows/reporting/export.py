@@ -119,5 +119,5 @@ def collect_columns(outcomes: Iterable[Outcome]) -> list[tuple[str, Column]]:
             )
     if not has_groups:
         return columns.name_all(Tables.EXPORT)
-    columns.types[VARIABLES].pop(REPEAT, None)  # It has a column of its own.
+    columns.types[VARIABLES].pop(REPEAT, None)  # The repeat has a separate column.
     return columns.name_all(Tables.EXPORT | Tables.REPEATS)

@@ -37,7 +37,7 @@ class FailureReason:
         del self.numbers[MAX_NUMBERS:]
 
     def describe(self, files: Sequence[str] = ()) -> str:
-        """Return a line with the executions and the error. `files` are the executions' files, if they differ."""
+        """Return a line with the executions and the error. `files` has each execution's file, or is empty."""
         names = [f"{number}, {files[number]}" if files else str(number) for number in self.numbers]
         shown = ("; " if files else ", ").join(names)
         more = f" and {self.count - MAX_NUMBERS:,} more" if self.count > MAX_NUMBERS else ""

@@ -57,7 +57,7 @@ def read_number(value: Any) -> float | None:
 def describe_numbers(numbers: Sequence[float]) -> dict[str, Any]:
     """Return the count, mean, standard deviation, standard error, least and greatest of at least one number.
 
-    The standard deviation is the sample's, with `count - 1` in its denominator. One number has none.
+    The standard deviation is the sample's, with `count - 1` in its denominator. It is undefined for one number.
     """
     count = len(numbers)
     is_finite = all(map(math.isfinite, numbers))
@@ -130,7 +130,7 @@ def group_outcomes(outcomes: Iterable[Outcome], spec: ReportSpec) -> Iterator[Ou
 
 
 def list_hidden_fields(groups: Iterable[Outcome], spec: ReportSpec) -> set[str]:
-    """Return the statistics that a table leaves out: with many numeric fields, those of all but the objectives."""
+    """Return the statistics that a table omits. With many numeric fields, it shows only those of objectives."""
     names = dict.fromkeys(name for group in groups if isinstance(group, Result) for name in group.outputs)
     numeric = [name for name in names if f"{name}.count" in names]
     hidden = {f"{name}.mean" for name in numeric if spec.aggregate == "mean"}  # The field itself has it.

@@ -48,7 +48,7 @@ class LedgerReader:
                 yield with_index(line.to_outcome(), number, locate_execution(self._repeats, number))
 
     def find_outcome(self, number: int) -> Outcome:
-        """Return the outcome of the execution with this number. Raises ConfigurationError if there is none."""
+        """Return the outcome of the execution with this number. Raises ConfigurationError if it is missing."""
         outcome = next((outcome for outcome in self.read_outcomes() if outcome.meta.index == number), None)
         if outcome is None:
             path = self.ledger.path

@@ -56,9 +56,10 @@ def pass_at_k(
     An input with n samples, of which c passed, has the unbiased estimate 1 - C(n - c, k) / C(n, k) of Chen et al. 2021,
     "Evaluating Large Language Models Trained on Code" (arXiv:2107.03374). The value is the mean over the inputs.
 
-    The interval of 95 % is Wilson's, with the effective number of inputs p (1 - p) / v, where p is the value and v the
-    variance of the mean over the inputs (Dean and Pagano 2015, "Evaluating Confidence Interval Methods for Binomial
-    Proportions in Clustered Surveys"). Unlike a bootstrap's, it has a width if all inputs pass or all fail.
+    The interval of 95 % is Wilson's. Its effective number of inputs is p (1 - p) / v: p is the value, and v is the
+    variance of the mean over the inputs. The method is from Dean and Pagano 2015, "Evaluating Confidence Interval
+    Methods for Binomial Proportions in Clustered Surveys". Unlike a bootstrap's interval, it has a width if all inputs
+    pass or all fail.
 
     A sample is an execution that ran to the end. It did not pass if its code failed, or ended without fields.
     Executions that did not run to the end, for example because of a lost sandbox or the deadline, are left out.

@@ -28,7 +28,7 @@ MAX_VARIABLES = 8  # variables that identify an execution in a line
 
 @dataclass(frozen=True, slots=True)
 class ReportContent:
-    """What the templates of a report show. The first item of rows is their header."""
+    """The content of a report for its templates. The first item of each list of rows is the header."""
 
     title: str
     noun: str  # the flow's word for an execution
@@ -39,7 +39,7 @@ class ReportContent:
     rows: list[list[str]]  # empty without executions
     notes: list[str]  # sentences below the table
     shown: list[Meta]  # executions with displays or files
-    shown_count: int  # of all of these
+    shown_count: int  # number of such executions, including those that `shown` omits
     failures: list[list[str]]  # the table of failures; empty without failures
     full_failures: list[tuple[str, str]]  # a title and a text for each failure that is shown in full
     other_failures: int  # failures that neither of them counts
@@ -177,7 +177,7 @@ def describe_run(summary: RunSummary, total: int) -> str:
 
 
 def _describe_best_trials(summary: RunSummary) -> str:
-    """Return the best trial, or the trials on the Pareto front; empty if there is none."""
+    """Return the best trial, or the trials on the Pareto front; empty without any."""
     best, results, spec = summary.best.result, summary.best.results, summary.spec
     if best is not None:
         values = format_variables(best.meta.variables, MAX_VARIABLES)

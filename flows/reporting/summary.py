@@ -116,7 +116,7 @@ class RunSummary:
     seconds: float = 0.0  # The run time of code in all executions.
     cpu_seconds: float | None = None  # CPU seconds of all executions; None if no kernel said them
     peak_mib: float | None = None  # the most memory of an execution
-    peak_index: int | None = None  # that execution's number
+    peak_index: int | None = None  # number of the execution with this peak
     asked: int = 0  # queries
     cached: int = 0  # answers that came from the cache
     usage: Usage = field(default_factory=Usage)  # The calls, tokens and cost of the language model.

@@ -31,7 +31,7 @@ class Importances:
 def compute_importances(summary: "RunSummary") -> Importances | None:
     """Return the importances of a search's variables by fANOVA, or by PED-ANOVA if fANOVA is not possible.
 
-    It is None for fewer than `MIN_TRIALS` trials with a score, a single variable, no values from Optuna, or no Optuna.
+    Return None for fewer than `MIN_TRIALS` trials with a score, a single variable, no values from Optuna, or no Optuna.
     """
     spec, points = summary.spec, list(summary.points)
     if spec.space is None or spec.objective is None or len(points) < MIN_TRIALS:

@@ -68,7 +68,9 @@ class Search:
     run: "Run"
     study: TrialStudy = field(init=False)
     stop: StopRule = field(init=False)
-    _repeats: dict[int, dict[int, Outcome]] = field(default_factory=dict[int, dict[int, Outcome]])  # by trial
+    _repeats: dict[int, dict[int, Outcome]] = field(
+        default_factory=dict[int, dict[int, Outcome]]
+    )  # keys: trial, repeat
     _digest: str = field(init=False)
     _recorded: list[AskedTrial] = field(default_factory=list[AskedTrial])  # trials that the ledger has, by number
     _pruned: set[int] = field(default_factory=set[int])  # numbers of trials that the pruner ended

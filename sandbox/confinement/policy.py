@@ -91,7 +91,7 @@ def probe_landlock_abi() -> int:
 
 
 def find_architecture() -> str | None:
-    """Return this machine's architecture if there is a filter for it, else None."""
+    """Return this machine's architecture, or None if system calls cannot be filtered on it."""
     name = platform.machine()
     return name if name in MACHINES and platform.system() == "Linux" else None
 

@@ -46,7 +46,7 @@ COLLECTOR_FRAMES = ("collect", "end")
 
 
 class Refused(Exception):
-    """A file that is not collected. The message is the reason, as words that follow the file's name."""
+    """An error for a file that is not collected. The message follows the file's name: "changed while it was read"."""
 
 
 class Collection:

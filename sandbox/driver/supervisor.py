@@ -203,7 +203,7 @@ class Supervisor:
     def _op_prepare(self, header: dict[str, Any], body: bytes) -> None:
         self._is_warm = True  # executions will not be forks of this process, so they inherit no modules from it
         execution = Execution(header["id"], header["timeout"], self._settings["output_cap"])
-        self._end_spare()  # it would count against the process limit
+        self._end_spare()  # The spare process would count against the process limit.
         try:
             server = ForkServer(self._source)
         except OSError as error:

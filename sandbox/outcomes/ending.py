@@ -1,4 +1,4 @@
-"""How code ended: the driver's last frame, read as untrusted data, and the error that it becomes."""
+"""The end of an execution: the driver's last frame, read as untrusted data, and the error built from it."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def escape_text(text: str, keep: str = "") -> str:
 
 
 def escape_json(text: str) -> str:
-    """Return JSON with the characters that `escape_text` escapes as JSON escapes, but lone surrogates as "?"."""
+    """Return JSON text in which JSON escapes replace the characters of `_UNSAFE`. Lone surrogates become "?"."""
     return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text.encode("utf-8", "replace").decode("utf-8"))
 
 

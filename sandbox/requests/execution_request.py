@@ -44,11 +44,11 @@ class EncodedVariable:
 
     @property
     def is_large(self) -> bool:
-        """Return True if the value enters the sandbox as a file."""
+        """Return True if the value is sent to the sandbox as a file."""
         return len(self.json) + sum(len(pointer) + 10 for pointer in self.nonfinite) > FILE_ABOVE_BYTES
 
     def encode_file(self, name: str) -> bytes:
-        """Return the content of a file for the driver: a list of the value and its non-finite numbers."""
+        """Return the content of the value's file: a JSON list of the value and of its non-finite numbers by pointer."""
         return b"".join((b"[", self.json, b",", encode_fields(self.build_pointers(name)), b"]"))
 
     def build_pointers(self, name: str) -> dict[str, str]:
@@ -57,7 +57,7 @@ class EncodedVariable:
 
 
 def encode_variable(value: Any) -> EncodedVariable:
-    """Encode a value as JSON, with arrays as lists. Raises NotJsonError; its message names the value `value`."""
+    """Encode a value as JSON, with arrays as lists. Raises NotJsonError, whose message calls it `value`."""
     parts, numbers = encode_values({"value": value})
     pointers = {pointer.removeprefix("/value"): number for pointer, number in numbers.items()}
     return EncodedVariable(b"".join(parts)[len(b'{"value":') : -1], pointers)

@@ -76,7 +76,7 @@ class ModelLedger:
 
 
 class AnswerLedger(ModelLedger):
-    """The answers in a ledger, and by an index the answers in every ledger directly below a root, unless it is None.
+    """The answers in a ledger. With a `root`, an index also finds the answers in every ledger directly below it.
 
     If the index fails, the model is asked again.
     """

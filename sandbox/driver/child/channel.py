@@ -211,7 +211,7 @@ class Channel:
     def begin_execution(self, header: dict[str, Any]) -> None:
         """Make the header's execution the current one, and remove the token from the header.
 
-        In a context, threads of earlier executions may still run, and they can read every frame's variables.
+        Otherwise threads that earlier executions started could read the token from this call's variables.
         """
         self.number += 1
         self.call_token = header["call_token"]

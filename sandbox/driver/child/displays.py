@@ -201,7 +201,7 @@ def _is_figure(value: Any) -> bool:
 def _count_bytes(data: Any) -> int:
     """Return a lower limit of the data's size as JSON, without encoding it."""
     if isinstance(data, bytes):
-        return -(-len(data) // 3) * 4
+        return -(-len(data) // 3) * 4  # the length of its base64
     return len(data) if isinstance(data, str) else 0
 
 

@@ -79,8 +79,9 @@ class MainModule:
         self._variables: dict[str, Any] = {}
         self._provided: dict[str, Any] = {}
         self._path = ""
-        self._process_id = self._executions = 0  # process of the files, and its executions so far
-        self._files: set[str] = set()  # paths that this process has written
+        self._process_id = 0  # id of the process that wrote `_files`
+        self._executions = 0  # executions of that process so far
+        self._files: set[str] = set()  # paths of the sources' files
 
     def install(self, finder: ImportWatcher) -> None:
         """Register the module as `__main__`, and its lines with Python's library."""

@@ -262,6 +262,7 @@ def _ask(
 
 
 def _read_reply(name: str, reply: dict[str, str], answer_format: AnswerFormat | None) -> Any:
+    """Return the reply's answer. Return its error instead of raising it, because a batch may return both."""
     if "error" in reply:
         return _ERRORS[reply["error"]](reply["message"])
     if answer_format is None:

@@ -1,4 +1,4 @@
-"""The volume and its functions, as code in a sandbox finds them."""
+"""The volume, with the functions that code in a sandbox calls."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class VolumeError(OSError):
 
 
 class Volume:
-    """The volume, with the functions that code uses. `root` is its mount point; None if the sandbox has no volume.
+    """The volume of a sandbox. `root` is its mount point; None if the sandbox has no volume.
 
     It requires little of the volume's file system: a file is written once, from first to last byte, and closed. Where
     renaming works, a file gets its name when complete. Elsewhere (S3 behind FUSE) an incomplete file is removed.
@@ -43,7 +43,10 @@ class Volume:
         self._written = {}
 
     def list_written(self) -> list[str]:
-        """Return the existing files on the volume that Python code of this process has opened for writing."""
+        """Return the existing files on the volume that Python code of this process has opened for writing.
+
+        On a shared volume, also let the group read and write them, because tempfile makes files private.
+        """
         files: list[str] = []
         for path in list(self._written):  # a thread of the code may still write
             file = f"{self.root}/{path}"
@@ -53,7 +56,7 @@ class Volume:
                     continue  # tempfile opens the directory in which it makes a file
                 files.append(path)
                 if self._is_shared and entry.st_mode & 0o060 != 0o060:
-                    os.chmod(file, stat.S_IMODE(entry.st_mode) | 0o060)  # tempfile makes files private to their user
+                    os.chmod(file, stat.S_IMODE(entry.st_mode) | 0o060)
             except OSError:
                 continue  # removed, or owned by another user
         return files

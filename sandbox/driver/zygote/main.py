@@ -102,7 +102,7 @@ class _Zygote:
         self._wake, self._wake_writes = os.pipe()
         self._spare: tuple[int, socket.socket] | None = None
         self._is_spare_due = False
-        self._orphans = OrphanKiller()  # for sandboxes without a process namespace
+        self._orphans = OrphanKiller()  # cleans up after sandboxes without a process namespace
         self._own_namespace = -1 if folders is None else os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         for fd in (self._wake, self._wake_writes):
             os.set_blocking(fd, False)
@@ -128,7 +128,7 @@ class _Zygote:
                 self._open_sandbox()
 
     def _fork_due_spare(self) -> None:
-        """Fork a spare process if a request has come since the last one was forked."""
+        """Fork a spare process if there was a request since the last one was forked."""
         if self._is_spare_due:
             self._is_spare_due = False  # A spare process that ends is not replaced: the next one would fail too.
             with suppress(OSError):  # the next request for a sandbox reports the error if it persists

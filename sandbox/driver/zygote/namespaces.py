@@ -49,7 +49,7 @@ def fork_into_pid_namespace(own_namespace: int) -> int:
     try:
         pid = os.fork()
     finally:
-        if pid:  # in the caller, which could otherwise make no other namespace
+        if pid:  # The caller must return to its own namespace before it can make another one.
             _call("setns", own_namespace, CLONE_NEWPID)
     return pid
 
