@@ -221,8 +221,9 @@ class LiteLLMModel:
 
     def _usage(self, response: Any, messages: list[Message], text: str) -> Usage:
         counted = getattr(response, "usage", None)
-        prompt = getattr(counted, "prompt_tokens", 0) or 0
-        completion = getattr(counted, "completion_tokens", 0) or 0
+        # Negative counts would raise the limits on tokens and cost.
+        prompt = max(0, getattr(counted, "prompt_tokens", 0) or 0)
+        completion = max(0, getattr(counted, "completion_tokens", 0) or 0)
         if not prompt:  # Every prompt has tokens, so this server does not count them.
             count = self._litellm.token_counter
             prompt = count(model=self.name, messages=messages, use_default_image_token_count=True)
@@ -237,7 +238,7 @@ class LiteLLMModel:
         has_own_price = settings.input_cost_per_token is not None or settings.output_cost_per_token is not None
         if cost is None or has_own_price:
             cost = price[0] * prompt + price[1] * completion
-        return Usage(1, prompt, completion, cost)
+        return Usage(1, prompt, completion, max(0.0, cost))
 
     async def estimate_max_usage(
         self, messages: list[Message], options: RequestOptions = DEFAULT_OPTIONS, *, is_priced: bool = True

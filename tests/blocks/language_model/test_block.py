@@ -110,6 +110,15 @@ async def test_an_answer_that_trickles_in_times_out(chat, monkeypatch):
         await ask(model(chat, request_timeout=60, retries=0), "for ever")
 
 
+@pytest.mark.parametrize("usage", [(-500, -7), (5, -70_000)])
+async def test_a_negative_token_count_of_the_server_raises_no_limit(chat, usage):
+    chat.rule("question", Reply("well", usage=usage))
+    used = (await ask(model(chat))).usage
+    assert used.prompt_tokens > 0
+    assert used.completion_tokens >= 0
+    assert used.cost >= 0
+
+
 async def test_a_refusal_is_an_immediate_error_that_hides_the_key(chat, monkeypatch):
     statuses = (400, 401, 403, 404, 422)
     monkeypatch.setenv("SOME_API_KEY", "sk-in-the-environment")
