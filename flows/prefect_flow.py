@@ -203,6 +203,8 @@ async def call_flow(
         raise error.with_traceback(None) from error.__cause__  # Prefect adds dozens of frames.
     except asyncio.CancelledError as error:
         raise error.with_traceback(None) from None
+    finally:
+        flow.run = None  # A context that Prefect copied keeps the flow, and the run keeps copies of a ledger's files.
 
 
 async def execute_flow(run: Run) -> State[Any]:
