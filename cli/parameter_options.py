@@ -1,6 +1,7 @@
 """The commands that run or deploy a flow, built from the flow's parameter model."""
 
 import inspect
+import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -383,6 +384,25 @@ def _read_paths(words: Sequence[str]) -> list[str] | str | None:
     return paths[0] if len(paths) == 1 else paths
 
 
+def _read_mounts(words: Sequence[str]) -> dict[str, str]:
+    """Return paths of the host by paths in sandboxes, from words such as `/data/set=data`.
+
+    A word with several equals signs is split at the first one with an existing path behind it, or else at the first.
+    """
+    mounts: dict[str, str] = {}
+    for word in words:
+        splits = [(word[: mark.start()], word[mark.end() :]) for mark in re.finditer("(?<=.)=(?=.)", word)]
+        if not splits:
+            raise ConfigurationError(
+                f"--mounts {word}: give the path in the sandbox and a path of this machine, as in /data/set=data"
+            )
+        target, source = next((pair for pair in splits if os.path.exists(os.path.expanduser(pair[1]))), splits[0])
+        if target in mounts:
+            raise ConfigurationError(f"--mounts sets {target} twice: leave one out")
+        mounts[target] = source
+    return mounts
+
+
 def _read_words(_kind: Any, tokens: Sequence[Token]) -> list[str] | None:
     """Return the words of a repeatable option, or None for the word none."""
     words = [token.value for token in tokens]
@@ -398,7 +418,7 @@ READERS = {
     "names": WordReader(list[str] | None, list, "FIELD"),
     "text": WordReader(str, str, "TEXT"),
     "output type": WordReader(str | None, read_json_file, "FILE"),
-    "mounts": WordReader(list[str] | None, partial(_read_pairs, "mounts"), "TARGET=PATH"),
+    "mounts": WordReader(list[str] | None, _read_mounts, "TARGET=PATH"),
     "tools": WordReader(list[str] | None, partial(_read_pairs, "tools"), "NAME=MODULE:FUNCTION"),
     "models": WordReader(list[str] | None, partial(_read_pairs, "models", needs_value=False), "NAME=MODEL"),
     "types": WordReader(list[str] | None, _read_types, "COLUMN=TYPE"),

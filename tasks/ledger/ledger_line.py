@@ -11,7 +11,7 @@ import os
 import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -28,6 +28,9 @@ VERSION = 1  # the version of the format of ledger lines, run records and the fi
 MAX_LINE_BYTES = 256 * 1024 * 1024  # bytes of a line; longer ones are not ours
 WrittenAt = Annotated[float, Field(validation_alias="at")]
 QUERIES, USAGE = TypeAdapter(QuerySummary), TypeAdapter(Usage)
+MAX_NUMBER = 1e15  # larger times, sizes and counts are not ours
+NUMBER_TYPES = (int, float, int | None, float | None)
+NUMBER_NAMES = {"at", *(item.name for item in (*fields(Meta), *fields(QuerySummary)) if item.type in NUMBER_TYPES)}
 
 
 class ErrorFields(BaseModel):
@@ -235,10 +238,20 @@ def parse_line(raw: bytes, position: LinePosition) -> LedgerLine | None:
         _ = data["outputs" if is_success else "error"]
         data["meta"]["queries"] = data["meta"].get("queries") or {}
         LineFields.model_validate(data)
+        _check_numbers(data, data["meta"], data["meta"]["queries"])
         restore_outcome(data)
     except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError):
         return None
     return LedgerLine(data["key"], data["at"], is_success, data, position)
+
+
+def _check_numbers(*parts: dict[str, Any]) -> None:
+    """Raise ValueError for a number in the wrong form or beyond `MAX_NUMBER`, with which a report cannot calculate."""
+    for part in parts:
+        for name in NUMBER_NAMES & part.keys():
+            value = part[name]
+            if isinstance(value, bool | str) or abs(value or 0) >= MAX_NUMBER:
+                raise ValueError(f"{name} is an impossible number")
 
 
 def read_search_lines(part: Path) -> Iterator[SearchLine]:

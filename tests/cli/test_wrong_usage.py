@@ -26,7 +26,7 @@ CASES = [
     ("batch slow.py --memory-mib 3", "--memory-mib is '3': it should be greater than or equal to 64"),
     ("batch slow.py --cpu 1", "the provider local has no setting --cpu: it has volume_name, "),
     ("batch slow.py --python-path nowhere", "python_path: there is no nowhere on this machine"),
-    ("batch slow.py --mounts /data", "--mounts /data: give a name and a value"),
+    ("batch slow.py --mounts /data", "--mounts /data: give the path in the sandbox"),
     ("batch slow.py --mounts /a=slow.py --mounts /a=slow.py", "--mounts sets /a twice"),
     ("batch slow.py --prepare nosuch.py", "No such file or directory: 'nosuch.py'"),
     ("sweep slow.py", "pass one of --grid, --points or --space"),
