@@ -90,7 +90,7 @@ class ProgressDisplay(FlowListener):
         self._best = BestTrials(report_spec)
         self.spec = report_spec
         if report_spec.repeats is not None:
-            self._groups = GroupCollector(report_spec.repeats, report_spec.aggregate)
+            self._groups = GroupCollector(report_spec)
         self._started_at = self._printed_at = time.monotonic()
         self._print(f"{total} execution{'s' if total != 1 else ''} {environment}")
         self._progress.reset(self._task, total=total, description="running", counts="")

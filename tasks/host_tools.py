@@ -73,6 +73,8 @@ def load_function(role: str, path: str) -> Tool:
     except (ImportError, AttributeError) as error:
         remedy = "; add its directory to PYTHONPATH" if isinstance(error, ModuleNotFoundError) else ""
         raise ConfigurationError(f"{role}, {path}, cannot be imported on this host: {error}{remedy}") from None
+    if not callable(tool):
+        raise ConfigurationError(f"{role}, {path}, is no function but {type(tool).__name__}")
     return tool
 
 

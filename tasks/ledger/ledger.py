@@ -12,6 +12,7 @@ import errno
 import fnmatch
 import itertools
 import os
+import shutil
 import threading
 import time
 import uuid
@@ -137,14 +138,21 @@ class Ledger:
             ) from error
 
     def _open_file(self) -> Any:
-        if self._file is not None and self._file.tell() >= PART_SIZE_BYTES:
+        file = self._file
+        if file is not None and not os.fstat(file.fileno()).st_nlink:
+            # The file or its directory was deleted. Its content exists while it is open.
+            self._file = None
+            with file:
+                file.seek(0)
+                shutil.copyfileobj(file, self._open_file())
+        elif file is not None and file.tell() >= PART_SIZE_BYTES:
             self.close()
         if self._file is None:
             self._part += 1
             assert isinstance(self.path, Path)
             self.path.mkdir(parents=True, exist_ok=True)
             # The file has no buffer, so that each line is one write.
-            self._file = open(self.path / f"{self._writer}-{self._part}.jsonl", "ab", buffering=0)  # noqa: SIM115
+            self._file = open(self.path / f"{self._writer}-{self._part}.jsonl", "a+b", buffering=0)  # noqa: SIM115
         return self._file
 
     def close(self) -> None:

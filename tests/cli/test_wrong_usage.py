@@ -25,7 +25,7 @@ CASES = [
     ("batch latin.py", "latin.py is not UTF-8 text"),
     ("batch slow.py --memory-mib 3", "--memory-mib is '3': it should be greater than or equal to 64"),
     ("batch slow.py --cpu 1", "the provider local has no setting --cpu: it has volume_name, "),
-    ("batch slow.py --python-path nowhere", "python_path: there is no nowhere on this machine"),
+    ("batch slow.py --python-path nowhere", "there is no 'nowhere' on this machine"),
     ("batch slow.py --mounts /data", "--mounts /data: give the path in the sandbox"),
     ("batch slow.py --mounts /a=slow.py --mounts /a=slow.py", "--mounts sets /a twice"),
     ("batch slow.py --prepare nosuch.py", "No such file or directory: 'nosuch.py'"),

@@ -59,6 +59,7 @@ async def test_invalid_tools_are_refused_before_a_sandbox_opens(tmp_path: Path, 
         ({"size": "os.path"}, "is 'os.path': pass a function"),
         ({"size": "no.such:function"}, "no.such:function, cannot be imported on this host"),
         ({"size": "os.path:nothing"}, "cannot be imported on this host"),
+        ({"size": "os.path:sep"}, "is no function but str"),
     ]
     for tools, message in wrong:
         with pytest.raises(ConfigurationError, match=message):

@@ -150,6 +150,22 @@ def test_a_line_without_an_outcome_is_skipped(ledger):
         assert line.to_outcome() is not None
 
 
+def test_a_writer_restores_its_deleted_ledger(ledger):
+    for number in range(3):
+        ledger.write_outcome(str(number), success(number))
+    shutil.rmtree(ledger.path)
+    ledger.write_outcome("later", success(3))
+    (ledger.path / os.listdir(ledger.path)[0]).unlink()
+    ledger.write_outcome("last", success(4))
+    assert {key: line.to_outcome().value for key, line in ledger.load_latest_lines().items()} == {
+        "0": 0, "1": 1, "2": 2, "later": 3, "last": 4,
+    }  # fmt: skip
+    ledger.close()
+    shutil.rmtree(ledger.path)
+    ledger.write_outcome("after all", success(5))
+    assert set(ledger.load_latest_lines()) == {"after all"}
+
+
 def test_a_line_of_a_newer_version_is_refused_with_the_fix(ledger):
     ledger.write_outcome("a", success(1))
     ledger.write_line(encode_asked_trial(AskedTrial("b", 1, {}, 0, "search")))
@@ -173,7 +189,13 @@ def test_newer_run_records_are_refused_and_damaged_ones_are_skipped(ledger):
     record.write()
     path = ledger.path / f"run-{record.id}.json"
     text = path.read_text()
-    for damaged in ("", "[]", "{}", text.replace('"version": 1', '"version": "1"'), text.replace('"flow"', '"flaw"')):
+    changes = {
+        '"version": 1': '"version": "1"',
+        '"flow"': '"flaw"',
+        '"sandbox_seconds": 0.0': '"sandbox_seconds": 1e999',
+    }
+    for damaged in ("", "[]", "{}", *(text.replace(old, new) for old, new in changes.items())):
+        assert damaged != text
         (ledger.path / "run-other.json").write_text(damaged)
         assert list_run_records(ledger.path) == [record]
         assert read_known_runs(ledger.path.parent).find("quick-fox") == record
