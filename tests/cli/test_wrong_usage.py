@@ -51,7 +51,7 @@ CASES = [
     ("volume ls nosuch", "no volume 'nosuch'"),
     ("volume ls ../x", "not the name of a volume"),
     ("volume ls there ../x", "not a path below the directory"),
-    ("volume get there nosuch", "no 'nosuch' on the volume"),
+    ("volume get there nosuch", "nosuch could not be listed: No such file"),
     ("volume put there nosuch.txt", "No such file or directory: 'nosuch.txt'"),
     ("volume rm there .", "no path was given"),
     ("volume list --provider nosuch", "unknown provider"),
