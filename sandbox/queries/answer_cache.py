@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakValueDictionary
 
+from ..errors import QueryError
+
 if TYPE_CHECKING:
     from .session import Answer
 
@@ -48,8 +50,9 @@ def build_key(fingerprint: dict[str, Any], messages: list[dict[str, Any]], optio
 class AnswerCache:
     """A cache in front of a model: it answers from a store and asks the model only for missing answers.
 
-    A caller waits while another caller asks the same question. If that caller gets no answer, the next one asks. Use
-    one cache on one event loop only.
+    A caller waits while another caller asks the same question. If the model fails, all waiting callers get its
+    QueryError. If the asking caller is cancelled, or its own budget or deadline ends, the next one asks. Use one cache
+    on one event loop only.
 
     Args:
         store: Storage of the answers.
@@ -60,6 +63,7 @@ class AnswerCache:
     def __init__(self, store: AnswerStore, execution: str | None = None) -> None:
         self._store = store
         self._locks = WeakValueDictionary[str, asyncio.Lock]()  # held while the question with this key is asked
+        self._failures: dict[str, QueryError] = {}  # the last failure of each question, for callers that wait for it
         self.execution = execution
         self._counts = Counter[str]()  # number of times that an execution asked each question
         self.hits = 0  # questions answered without a request
@@ -73,10 +77,18 @@ class AnswerCache:
             self._counts[key] += 1
             key = hashlib.sha256(f"{self.execution} {key} {self._counts[key]}".encode()).hexdigest()
         lock = self._locks.setdefault(key, asyncio.Lock())
+        has_waited = lock.locked()
         async with lock:
             if (text := self._store.find_answer(key)) is not None:
                 self.hits += 1
                 return text
-            answer = await ask()
+            if has_waited and (failure := self._failures.get(key)) is not None:
+                raise type(failure)(str(failure))
+            self._failures.pop(key, None)
+            try:
+                answer = await ask()
+            except QueryError as error:
+                self._failures[key] = error
+                raise
             self._store.add_answer(key, model, answer.text)
             return answer
