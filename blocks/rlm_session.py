@@ -66,6 +66,13 @@ class RlmSession:
 
     `open_rlm` makes it. Use it as an async context manager, or call `start`, `ask` and `shutdown`, on one event loop.
 
+    Args:
+        provider: The provider of the sandbox, or its name.
+        settings: The limits, instructions and answer type of the model.
+        context: A pair: the context's value, and its path on the volume or None.
+        timeout: Seconds for each question; None for no limit.
+        keywords: Keywords of the interpreter, such as `language_model` and `tools`.
+
     Attributes:
         answers: The answer to each question so far, also to those that failed.
     """
@@ -81,8 +88,8 @@ class RlmSession:
         self.answers: list[SessionAnswer] = []
         self._provider = provider
         self._settings = settings
-        self._timeout = timeout  # seconds for each question; None for no limit
-        self._keywords = keywords  # keywords of the interpreter, such as `language_model`
+        self._timeout = timeout
+        self._keywords = keywords
         self._lock = asyncio.Lock()  # One question at a time.
         self._is_shut_down = False
         self._sandbox: _SessionSandbox | None = None

@@ -274,7 +274,9 @@ def describe_removal(orphans: list[OrphanedSandbox], provider: str, verb: str) -
     if not orphans:
         return f"no unused sandboxes of {provider}"
     seconds = sum(orphan.seconds for orphan in orphans)
-    return f"{_count(orphans)} of {provider} {verb}, after {seconds:,.0f} sandbox seconds"
+    unknown = sum(not orphan.info.began for orphan in orphans)
+    rest = f" (of {unknown} it is not known)" if unknown else ""
+    return f"{_count(orphans)} of {provider} {verb}, after {seconds:,.0f} sandbox seconds{rest}"
 
 
 def _count(sandboxes: Sized) -> str:

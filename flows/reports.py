@@ -4,7 +4,7 @@ import itertools
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
-from typing import Any, TypeVar, overload
+from typing import Any, TypeAlias, TypeVar, overload
 
 from ..sandbox.outcomes.outcome_json import get_status, outcome_to_json
 from ..sandbox.outcomes.text_escape import escape_text, render_html_table
@@ -341,4 +341,5 @@ class TrialsReport(Report[Outcome]):
         )  # fmt: skip
 
 
-SweepReport = RunReport = TrialsReport  # the names of the reports of `sweep` and `load_report`
+SweepReport: TypeAlias = TrialsReport  # the report of `sweep`
+RunReport: TypeAlias = TrialsReport  # the report of `load_report`

@@ -22,9 +22,9 @@ import prefect.main
 def find_filters():
     loggers = {**logging.root.manager.loggerDict, "": logging.root}
     filters = {name: getattr(logger, "filters", ()) for name, logger in loggers.items()}
-    # Prefect gives each of its own loggers a filter that hides API keys.
+    # Prefect and OpenTelemetry, which the SDK of Daytona imports, give loggers of their own a filter.
     return {
-        name: [str(one) for one in found if not type(one).__module__.startswith("prefect.")]
+        name: [str(one) for one in found if not type(one).__module__.startswith(("prefect.", "opentelemetry."))]
         for name, found in filters.items()
     }
 

@@ -57,7 +57,7 @@ def test_a_question_about_a_file_prints_answer_usage_and_path(
     done = run("rlm", "q", *MODEL, "--max-turns", "1")  # The last reply is the same code, which is not run.
     assert done.returncode == 1
     assert done.stdout.startswith("No answer. The model's last output:\nfound it\n")
-    assert "submitted no answer in 1 turns (--max-turns): the last reply has no SUBMIT(...)" in done.stderr
+    assert "submitted no answer in 1 turns (--max-turns): found it" in done.stderr
 
     openai.script = lambda _: Reply("the account is closed", status=403)
     done = run("rlm", "q", *MODEL)

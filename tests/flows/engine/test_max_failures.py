@@ -84,7 +84,7 @@ async def test_a_sweep_and_a_chunked_job_stop_at_max_failures(volumes) -> None:
     )
     assert done["a"].twice == 2
     assert isinstance(done["c"].error, NotRun)
-    assert "2 of 3 chunks have no result" in str(done.reduction.error)
+    assert "2 of 3 executions have no result" in str(done.reduction.error)
 
 
 async def test_executions_that_did_not_run_are_counted_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
