@@ -69,7 +69,7 @@ def count_answered(chat: ChatServer) -> tuple[int, int, int]:
 
 def count_recorded(results: Path) -> tuple[int, int, int]:
     """Return the calls and tokens in a ledger."""
-    usage = open_run_ledger(str(results)).summarize().total_usage if results.is_dir() else Usage()
+    usage = (open_run_ledger(str(results)).summarize().total_usage if results.is_dir() else None) or Usage()
     return usage.calls, usage.prompt_tokens, usage.completion_tokens
 
 
