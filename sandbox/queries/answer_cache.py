@@ -41,8 +41,10 @@ class MemoryAnswers:
 
 
 def build_key(fingerprint: dict[str, Any], messages: list[dict[str, Any]], options: dict[str, Any]) -> str:
-    """Return a hash of a model's fingerprint, the messages and the options. Without options it is as in version 1.0."""
-    parts = {"model": fingerprint, "messages": messages, **({"options": options} if options else {})}
+    """Return a hash of a model's fingerprint, the messages and the options."""
+    parts: dict[str, Any] = {"model": fingerprint, "messages": messages}
+    if options:  # Without options, a key is equal to that of version 1.0.
+        parts["options"] = options
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"), ensure_ascii=True, default=repr)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -51,13 +53,13 @@ class AnswerCache:
     """A cache in front of a model: it answers from a store and asks the model only for missing answers.
 
     A caller waits while another caller asks the same question. If the model fails, all waiting callers get its
-    QueryError. If the asking caller is cancelled, or its own budget or deadline ends, the next one asks. Use one cache
-    on one event loop only.
+    QueryError. If the asking caller is cancelled, or its own budget or deadline ends, the next caller asks. Use one
+    cache on one event loop only.
 
     Args:
         store: Storage of the answers.
-        execution: None for a cache. Otherwise the store has answers for the attempts of this execution alone, and a
-            question that one attempt asks twice has two answers.
+        execution: An execution's key, if only its later attempts use the answers. A question that one attempt asks
+            twice then has two answers. None if all executions share the answers.
     """
 
     def __init__(self, store: AnswerStore, execution: str | None = None) -> None:
@@ -79,10 +81,12 @@ class AnswerCache:
         lock = self._locks.setdefault(key, asyncio.Lock())
         has_waited = lock.locked()
         async with lock:
-            if (text := self._store.find_answer(key)) is not None:
+            text = self._store.find_answer(key)
+            if text is not None:
                 self.hits += 1
                 return text
-            if has_waited and (failure := self._failures.get(key)) is not None:
+            failure = self._failures.get(key)
+            if has_waited and failure is not None:
                 raise type(failure)(str(failure))
             self._failures.pop(key, None)
             try:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import partial
@@ -50,26 +52,30 @@ class AnswerType:
         return f"JSON that matches this schema: {json.dumps(self.schema, ensure_ascii=False)}"
 
     def validate(self, value: Any) -> Any:
-        """Return a JSON value as the type has it, such as an instance of a class. A schema's values stay JSON.
+        """Convert a JSON value to the type, for example to an instance of a class. With a schema it stays JSON.
 
-        Like DSPy, it reads a text as JSON or as a Python literal if the type is no text. Unlike DSPy, it does not
-        repair JSON. Only a type converts numbers. Raises ValueError with one line.
+        If the type has no texts, a text is read as JSON or as a Python literal, as in DSPy. Unlike DSPy, this does not
+        repair JSON. Only a type converts numbers.
+
+        Raises:
+            ValueError: The value does not have the type. The message is one line.
         """
         if self.schema == TEXT:
             return str(value)
-        problem = ""
-        for reading in self._list_readings(value):
-            try:
-                return self._validate(reading)
-            except ValueError as error:
-                problem = problem or str(error)
-        raise ValueError(problem)
+        first_reading, *others = self._list_readings(value)
+        try:
+            return self._validate(first_reading)
+        except ValueError as error:
+            for reading in others:
+                with suppress(ValueError):
+                    return self._validate(reading)
+            raise error from None
 
     def restore(self, value: Any) -> Any:
-        """Return a value of the type from the JSON of `to_jsonable`, or the JSON if the type cannot read it.
+        """Convert the JSON of `to_jsonable` back to the type. Return the JSON unchanged if the type cannot read it.
 
-        A type cannot read its own JSON if it leaves fields out, or if its validators change values that they made. The
-        answer was paid for, so its JSON is better than an error.
+        A type that leaves fields out, or whose validators change values again, cannot read its own JSON. The answer was
+        paid for, so its JSON is better than an error.
         """
         if self._adapter is None:
             return value
@@ -80,7 +86,7 @@ class AnswerType:
             return value
 
     def to_jsonable(self, value: Any) -> Any:
-        """Return a validated value as JSON that `validate` takes. Raises ValueError if JSON cannot hold it."""
+        """Return a validated value as JSON. Raises ValueError if JSON cannot hold it."""
         if self._adapter is None:
             return value
         try:
@@ -93,25 +99,25 @@ class AnswerType:
         if not isinstance(value, str):
             return [value]
         text = read_value(value)
-        if self._has_text_option(value):  # "None", "42" or "1e5" is a text here.
+        if self._allows_text(value):  # "None", "42" or "1e5" is a text here.
             return [value, text]
         for read in (partial(json.loads, parse_float=_read_float), ast.literal_eval):
-            try:
+            with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
                 return [read(text), value]
-            except (ValueError, SyntaxError, MemoryError, RecursionError):
-                continue
         return [value, text]
 
-    def _has_text_option(self, text: str) -> bool:
-        """Return whether the type has texts beside other values, such as `str | int`, or names this text."""
+    def _allows_text(self, text: str) -> bool:
+        """Return True if the type has texts beside other values, such as `str | int`, or names this text."""
+        if text in self.schema.get("enum", ()):
+            return True
+        types = self.schema.get("type")
+        if isinstance(types, list) and "string" in types:
+            return True
         options: list[Any] = [*self.schema.get("anyOf", ()), *self.schema.get("oneOf", ())]
-        kinds: list[Any] = [
-            cast("dict[str, Any]", option).get("type") for option in options if isinstance(option, dict)
-        ]
-        kinds += self.schema["type"] if isinstance(self.schema.get("type"), list) else []
-        return "string" in kinds or text in self.schema.get("enum", ())
+        return any(isinstance(option, dict) and option.get("type") == "string" for option in options)  # type: ignore[reportUnknownMemberType]
 
     def _validate(self, value: Any) -> Any:
+        """Convert one reading of a value to the type. Raises ValueError with one line."""
         if self._adapter is not None:
             try:
                 return self._adapter.validate_python(value)
@@ -123,20 +129,20 @@ class AnswerType:
         from referencing.exceptions import Unresolvable
 
         try:
-            problem = next(_make_validator(self.schema).iter_errors(value), None)
+            for problem in _make_validator(self.schema).iter_errors(value):  # The first problem is enough.
+                raise ValueError(_describe_problem(problem.absolute_path, problem.message)[:MAX_PROBLEM_CHARACTERS])
         except Unresolvable as error:
             raise _make_error(self.schema, f"not a usable JSON schema ({error})") from None
-        if problem is not None:
-            raise ValueError(_describe_problem(problem.absolute_path, problem.message)[:MAX_PROBLEM_CHARACTERS])
         return json.loads(json.dumps(value, default=float))  # A Decimal becomes a float.
 
 
 def _read_float(text: str) -> float | Decimal:
     """Return a number of JSON, as a Decimal if a float does not hold all of its digits."""
     number = float(text)
-    # Arithmetic with a Decimal of a great exponent could take all memory.
-    is_short = len(text) <= MAX_NUMBER_CHARACTERS and "e" not in text.lower()
-    return Decimal(text) if is_short and Decimal(text) != Decimal(repr(number)) else number
+    has_exponent = "e" in text.lower()  # Arithmetic with a Decimal of a great exponent could take all memory.
+    if has_exponent or len(text) > MAX_NUMBER_CHARACTERS or Decimal(text) == Decimal(repr(number)):
+        return number
+    return Decimal(text)
 
 
 def _make_error(source: Any, problem: str) -> ConfigurationError:
@@ -144,8 +150,8 @@ def _make_error(source: Any, problem: str) -> ConfigurationError:
     return ConfigurationError(f"`output_type` is {shown[:200]!s}, {problem}: {EXAMPLES}")
 
 
-def _describe_problem(place: Any, problem: str) -> str:
-    path = "".join(f"[{step!r}]" for step in place)
+def _describe_problem(location: Iterable[Any], problem: str) -> str:
+    path = "".join(f"[{step!r}]" for step in location)
     return f"at {path}: {problem}" if path else problem
 
 

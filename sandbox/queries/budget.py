@@ -81,18 +81,21 @@ class Budget:
         parent: "Budget | None" = None,
         is_total: bool = False,
     ) -> None:
-        # Errors name the parameters that set the limits: those of an execution, or those of all executions together.
-        names = ("max_total_llm_calls", "max_total_llm_tokens") if is_total else ("max_llm_calls", "max_llm_tokens")
-        self._calls_name, self._tokens_name = names
+        # Errors name the parameters that set the limits.
+        self._calls_name = "max_total_llm_calls" if is_total else "max_llm_calls"
+        self._tokens_name = "max_total_llm_tokens" if is_total else "max_llm_tokens"
         self._calls = calls
         self._tokens = tokens
         self._cost = cost
-        self._ancestry: list[Budget] = [self] if parent is None else [self, *parent._ancestry]
+        self._ancestry: list[Budget] = [self]  # this budget, its parent, the parent's parent and so on
+        if parent is not None:
+            self._ancestry += parent._ancestry
         self.usage = Usage()  # total of settled calls
         self._reserved: list[Estimate] = []  # expected usage of running calls
-        # Only the last ancestor uses these: the next settled call, and the largest shares that settled calls have used.
-        self._settled = asyncio.Event()
-        self._shares: tuple[float, float] | None = None  # share of the prompt, share of the answer
+        # Only the last ancestor uses these two.
+        self._settled = asyncio.Event()  # set when the next call settles
+        # The largest shares of their maxima that settled calls have used, of the prompt and of the answer.
+        self._shares: tuple[float, float] | None = None
 
     @property
     def remaining_calls(self) -> int | None:
@@ -109,15 +112,7 @@ class Budget:
         """Return True if a reservation needs the prices of a call."""
         return any(budget._cost is not None for budget in self._ancestry)
 
-    def _expect(self, most: Estimate) -> Estimate:
-        """Return the expected usage of a call. Raises BudgetExceeded if it would not fit even without other calls."""
-        prompts, answers = self._ancestry[-1]._shares or (1.0, 1.0)
-        expected = most._replace(prompt_tokens=most.prompt_tokens * prompts, answer_tokens=most.answer_tokens * answers)
-        for budget in self._ancestry:
-            budget._check_alone(expected)
-        return expected
-
-    async def reserve(self, most: Estimate = NO_ESTIMATE) -> Callable[[Usage], None]:
+    async def reserve(self, maximum: Estimate = NO_ESTIMATE) -> Callable[[Usage], None]:
         """Reserve one call. If it does not fit beside the running calls, wait until they settle.
 
         Returns:
@@ -126,23 +121,35 @@ class Budget:
         Raises:
             BudgetExceeded: The call would not fit even without other running calls.
         """
-        expected = self._expect(most)
+        expected = self._expect(maximum)
         while not all(budget._fits_beside_others(expected) for budget in self._ancestry):
             await self._ancestry[-1]._settled.wait()
-            expected = self._expect(most)
+            expected = self._expect(maximum)
         for budget in self._ancestry:
             budget._reserved.append(expected)
-        return partial(self._settle, most, expected)
+        return partial(self._settle, maximum, expected)
 
-    def _settle(self, most: Estimate, expected: Estimate, usage: Usage) -> None:
+    def _expect(self, maximum: Estimate) -> Estimate:
+        """Return the expected usage of a call. Raises BudgetExceeded if it would not fit even without other calls."""
+        prompt_share, answer_share = self._ancestry[-1]._shares or (1.0, 1.0)
+        expected = maximum._replace(
+            prompt_tokens=maximum.prompt_tokens * prompt_share, answer_tokens=maximum.answer_tokens * answer_share
+        )
+        for budget in self._ancestry:
+            budget._check_alone(expected)
+        return expected
+
+    def _settle(self, maximum: Estimate, expected: Estimate, usage: Usage) -> None:
         for budget in self._ancestry:
             budget._reserved.remove(expected)
             budget.usage += usage
         root = self._ancestry[-1]
-        if usage.calls and most.tokens:
-            prompts, answers = root._shares or (0.0, 0.0)
-            prompts = max(prompts, usage.prompt_tokens / max(1, most.prompt_tokens))
-            root._shares = prompts, max(answers, usage.completion_tokens / max(1, most.answer_tokens))
+        if usage.calls and maximum.tokens:
+            prompt_share, answer_share = root._shares or (0.0, 0.0)
+            root._shares = (
+                max(prompt_share, usage.prompt_tokens / max(1, maximum.prompt_tokens)),
+                max(answer_share, usage.completion_tokens / max(1, maximum.answer_tokens)),
+            )
         root._settled.set()
         root._settled = asyncio.Event()
 
@@ -165,11 +172,13 @@ class Budget:
 
     def _fits_beside_others(self, expected: Estimate) -> bool:
         """Return True if a call that fits alone also fits beside the running calls."""
-        others = self._reserved
-        tokens = self.usage.tokens + sum(other.tokens for other in others) + expected.tokens
-        cost = (self.usage.cost or 0.0) + sum(other.cost for other in others) + expected.cost
-        return not others or (
-            (self._calls is None or self.usage.calls + len(others) < self._calls)
-            and (self._tokens is None or tokens <= self._tokens)
-            and (self._cost is None or cost <= self._cost * (1 + ROUNDING_TOLERANCE))
-        )
+        running = self._reserved
+        if not running:
+            return True
+        if self._calls is not None and self.usage.calls + len(running) >= self._calls:
+            return False
+        tokens = self.usage.tokens + sum(call.tokens for call in running) + expected.tokens
+        if self._tokens is not None and tokens > self._tokens:
+            return False
+        cost = (self.usage.cost or 0.0) + sum(call.cost for call in running) + expected.cost
+        return self._cost is None or cost <= self._cost * (1 + ROUNDING_TOLERANCE)

@@ -1,11 +1,10 @@
 """A call of `llm_query` by untrusted code: its checks, and the messages of a question.
 
-The driver gives users better messages. These checks hold if the code forges a call.
+The driver makes the same checks with better messages, but code could evade the driver.
 """
 
 from __future__ import annotations
 
-import itertools
 from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
@@ -52,17 +51,18 @@ class PromptMessage(TypedDict):
 
 
 def _check_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    """Check the size of a JSON schema, as text and with all references followed."""
+    """Return a JSON schema if its text, and its tree with all references followed, are small enough."""
     if schema.get("type") != "object":
         raise ValueError("it must be a JSON schema of an object")
     if len(dumps(schema)) > MAX_SCHEMA_CHARACTERS:
         raise ValueError(f"it has more than {MAX_SCHEMA_CHARACTERS:,} characters")
     definitions = dict(schema.get("definitions", {})) | dict(schema.get("$defs", {}))
+    # Parts to count, each with the names of the definitions around it: a definition in itself is not followed.
     waiting: list[tuple[Any, frozenset[str]]] = [(schema, frozenset())]
-    for count in itertools.count():
-        if not waiting:
-            break
-        if count == MAX_SCHEMA_PARTS:
+    count = 0
+    while waiting:
+        count += 1
+        if count > MAX_SCHEMA_PARTS:
             raise ValueError(f"it has more than {MAX_SCHEMA_PARTS:,} parts with its references")
         part, followed = waiting.pop()
         if isinstance(part, dict):
@@ -93,7 +93,7 @@ class FlatRequest(BaseModel):
 
     @classmethod
     def read(cls, prompts: Any, **options: Any) -> FlatRequest:
-        """Return the request of a call's arguments. Raises ValueError with one line about the first wrong argument."""
+        """Return the request with a call's arguments. Raises ValueError with one line about a wrong argument."""
         try:
             return cls(prompts=prompts, **options)
         except ValidationError as error:

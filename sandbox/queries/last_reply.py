@@ -18,7 +18,7 @@ MAX_CALLS, MAX_CALL_CHARACTERS = 10, 100_000  # calls that are read in prose, an
 
 
 def list_calls(text: str) -> list[str]:
-    """Return the calls of SUBMIT in prose."""
+    """Return the calls of SUBMIT in prose, without those that have no end."""
     calls: list[str] = []
     for match in islice(CALL.finditer(text), MAX_CALLS):
         with suppress(SyntaxError, tokenize.TokenError):
@@ -26,42 +26,54 @@ def list_calls(text: str) -> list[str]:
     return calls
 
 
-def find_literal_call(texts: Iterable[str]) -> str:
-    """Return the first call of SUBMIT with a literal in Python or in prose, as Python, or "" without one.
+def find_literal_call(texts: Iterable[str]) -> str | None:
+    """Return the first call of SUBMIT with a literal in Python or in prose, as Python, or None.
 
-    In Python, a call that depends on others, as below an `if`, does not count.
+    In Python only statements of the outermost level count. A call below an `if`, for example, may never run.
     """
     for text in texts:
-        for code in list_calls(text) if parse_python(text) is None else [text]:
+        is_python = parse_python(text) is not None
+        for code in [text] if is_python else list_calls(text):
             for statement in getattr(parse_python(code), "body", ()):
-                match statement:
-                    case ast.Expr(ast.Call(ast.Name("SUBMIT"), [value], [])) | ast.Expr(
-                        ast.Call(ast.Name("SUBMIT"), [], [ast.keyword("answer", value)])
-                    ):
-                        with suppress(ValueError, TypeError, RecursionError, MemoryError):
-                            value = _JsonNames().visit(value)
-                            ast.literal_eval(value)
-                            return f"SUBMIT({ast.unparse(value)})"
-                    case _:
-                        pass
-    return ""
+                argument = _find_argument(statement)
+                if argument is None:
+                    continue
+                with suppress(ValueError, TypeError, RecursionError, MemoryError):
+                    literal = _JsonNames().visit(argument)
+                    ast.literal_eval(literal)
+                    return f"SUBMIT({ast.unparse(literal)})"
+    return None
+
+
+def _find_argument(statement: ast.stmt) -> ast.expr | None:
+    """Return the argument of SUBMIT(value) or SUBMIT(answer=value), or None for another statement."""
+    match statement:
+        case ast.Expr(ast.Call(ast.Name("SUBMIT"), [value], [])):
+            return value
+        case ast.Expr(ast.Call(ast.Name("SUBMIT"), [], [ast.keyword("answer", value)])):
+            return value
+        case _:
+            return None
 
 
 class _JsonNames(ast.NodeTransformer):
-    """A reader of JSON's constants, which models write in the place of Python's."""
+    """A transformer that replaces true, false and null, which models write in the place of Python's constants."""
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        """Return the constant of a name of JSON."""
         return ast.Constant(JSON_NAMES[node.id]) if node.id in JSON_NAMES else node
 
 
 def _cut_call(text: str) -> str:
     """Return the call with which a text begins. Raises TokenError and SyntaxError if it has no end."""
-    depth = 0
+    depth = 0  # number of open brackets
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        depth += (token.string in {"(", "[", "{"}) - (token.string in {")", "]", "}"})
-        if token.string == ")" and depth == 0:
-            row, column = token.end
-            *lines, last = text.split("\n")[:row]
-            return "\n".join([*lines, last[:column]])
+        if token.string in ("(", "[", "{"):
+            depth += 1
+        elif token.string in (")", "]", "}"):
+            depth -= 1
+            if depth == 0 and token.string == ")":
+                row, column = token.end
+                lines = text.split("\n")[:row]
+                lines[-1] = lines[-1][:column]
+                return "\n".join(lines)
     raise SyntaxError("the call has no end")

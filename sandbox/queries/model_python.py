@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -37,98 +36,107 @@ class Submission:
 
 
 class ModelPython:
-    """The Python of one recursive model. `begin` comes before the first turn of each question."""
+    """The Python of one recursive model. `begin` must be called before the first turn of each question."""
+
+    _queries: Queries  # set by `begin`
 
     def __init__(self, interpreter: Interpreter) -> None:
         self.interpreter = interpreter
         self.history: list[dict[str, Any]] | None = None  # value of the code's variable `history`; None for no variable
-        self.output = ""  # all output of the last turn, of which the turn has at most OUTPUT_CHARACTERS
-        self._queries: Queries
-        self._context = NO_CONTEXT
-        self._name = ""  # name of the context in the sandbox
-        self._has_context = False  # the process has the variable `context`
-        self._known_history: list[dict[str, Any]] | None = None  # the value that the process has
+        self.output = ""  # all output of the last turn, of which the trajectory has at most OUTPUT_CHARACTERS
+        self._context = NO_CONTEXT  # value of the code's variable `context`
+        self._process: str | None = None  # the process's name in the sandbox; None before it starts
+        self._has_context = False  # True if the process has the variable `context`
+        self._loaded_history: list[dict[str, Any]] | None = None  # the value of `history` in the process
 
     def begin(self, queries: Queries, context: QueryContext) -> bool:
         """Set the query functions and the context for a question. Return True if the context is a new one."""
-        self._queries = queries
-        is_new, self._context = context != self._context, context
+        is_new_context = context != self._context
+        self._queries, self._context = queries, context
         self._has_context = False  # Code can have changed a list or a dict.
-        return is_new
+        return is_new_context
 
     async def run_turn(self, reply: Reply, turn: dict[str, Any], answer_type: AnswerType | None) -> Submission | None:
         """Run the reply's blocks in order until one fails or submits, and record the output in the turn.
 
-        Return the answer, or None if the code did not submit one of the type. Raises the errors of `run`.
+        Returns:
+            The answer, or None if the code submitted none, or one of a wrong type.
+
+        Raises:
+            QueryError: The process cannot read the context.
+            DeadlineExceeded: No time is left.
+            SandboxLost: The sandbox is lost.
         """
         self.output = ""
-        for _, block in reply.blocks:
-            output, result = await self.run(block)
-            self._add_output(turn, output)
-            if result is None:
-                turn["failed"] = True
-                break
-            if result.meta.submitted:
-                return self._take_answer(result["answer"], turn, answer_type)
         if not reply.blocks:
             turn["failed"] = True
-        self._add_output(turn, reply.reason if reply.blocks else NO_CODE)
+            self._add_output(turn, NO_CODE)
+            return None
+        for _, code in reply.blocks:
+            result = await self._run_block(code, turn)
+            if result is None:
+                break
+            if result.meta.submitted:
+                return self._check_answer(result["answer"], turn, answer_type)
+        self._add_output(turn, reply.reason)
         return None
 
-    def _take_answer(self, value: Any, turn: dict[str, Any], answer_type: AnswerType | None) -> Submission | None:
-        try:
-            if answer_type is not None:
-                value = answer_type.to_jsonable(answer_type.validate(value))
-        except ValueError as error:
-            self._add_output(turn, WRONG_TYPE.format(problem=error, type=answer_type.describe()))  # type: ignore[union-attr]
-            turn["failed"] = True
-            return None
-        self._add_output(turn, f"FINAL: {value!r}")
-        return Submission(value)
-
-    def _add_output(self, turn: dict[str, Any], text: str) -> None:
-        self.output = "\n".join(filter(None, (self.output, text)))
-        turn["output"] = shorten(self.output)
-
-    async def run(self, code: str) -> tuple[str, Result | None]:
-        """Run a block. Return the text that the model sees, and the result, or None if the code failed.
-
-        Raises RlmBatchError if the sandbox is lost, or no time is left.
-        """
-        lost = ""
+    async def _run_block(self, code: str, turn: dict[str, Any]) -> Result | None:
+        """Run a block, and record in the turn what the model sees. Return None if the code failed."""
         try:
             await self._prepare()
             result = await self._execute(code)
         except (CodeError, SubmitError, ExecutionTimeout, StateLost) as error:
             self._queries.session.check_seconds_left()
+            turn["failed"] = True
+            if error.meta is not None:
+                self._add_output(turn, error.meta.printed.rstrip("\n"))
+            self._add_output(turn, str(error))
             if isinstance(error, (CodeCrashed, StateLost)):
                 await self.close()
-                lost = LOST_NAMES
-            printed = "" if error.meta is None else error.meta.printed
-            return "\n".join(filter(None, (printed.rstrip("\n"), str(error), lost))), None
+                self._add_output(turn, LOST_NAMES)
+            return None
         meta = result.meta
-        value = meta.value_repr if meta.value is None else repr(meta.value)
-        return "\n".join(filter(None, (meta.printed.rstrip("\n"), value))), result
+        self._add_output(turn, meta.printed.rstrip("\n"))
+        self._add_output(turn, meta.value_repr if meta.value is None else repr(meta.value))
+        return result
+
+    def _check_answer(self, value: Any, turn: dict[str, Any], answer_type: AnswerType | None) -> Submission | None:
+        """Return the answer as JSON. If it has a wrong type, tell the model why and return None."""
+        if answer_type is not None:
+            try:
+                value = answer_type.to_jsonable(answer_type.validate(value))
+            except ValueError as error:
+                self._add_output(turn, WRONG_TYPE.format(problem=error, type=answer_type.describe()))
+                turn["failed"] = True
+                return None
+        self._add_output(turn, f"FINAL: {value!r}")
+        return Submission(value)
+
+    def _add_output(self, turn: dict[str, Any], text: str | None) -> None:
+        self.output = join_texts("\n", self.output, text)
+        turn["output"] = shorten(self.output)
 
     async def close(self) -> None:
         """End the process. The next code starts a new one."""
-        name, self._name = self._name, ""
-        self._has_context, self._known_history = False, None
-        if name:
-            await self.interpreter.forget_context(name)
+        process, self._process = self._process, None
+        self._has_context, self._loaded_history = False, None
+        if process is not None:
+            await self.interpreter.forget_context(process)
 
     async def _prepare(self) -> None:
         """Give the process its context and its history. The driver keeps variables for later turns."""
-        if not self._name:
-            self._name = f"rlm-{uuid.uuid4().hex[:12]}"
+        if self._process is None:
+            self._process = f"rlm-{uuid.uuid4().hex[:12]}"
         if not self._has_context:
             await self._load_context()
             self._has_context = True
-        if self.history is not self._known_history:
+        if self.history is not self._loaded_history:
             await self._execute("pass", {"history": self.history})
-            self._known_history = self.history
+            self._loaded_history = self.history
 
     async def _load_context(self) -> None:
+        """Set the variable `context`, from a text or from a file in the sandbox. Raises QueryError."""
         context = self._context
         try:
             if context.path:
@@ -143,17 +151,21 @@ class ModelPython:
             raise QueryError(f"the context of the recursive query cannot be read: {error.summary}") from error
 
     async def _execute(self, code: str, variables: dict[str, Any] | None = None) -> Result:
-        left = self._queries.session.check_seconds_left()
         return await self.interpreter.execute(
             code,
             variables,
-            timeout=math.inf if left is None else left,
-            context=self._name,
+            timeout=self._queries.session.check_seconds_left(),
+            context=self._process,
             output_fields=OUTPUT_FIELDS,
             queries=self._queries,
             index=self._queries.numbers,
             refuse_exit=True,
         )
+
+
+def join_texts(separator: str, *texts: str | None) -> str:
+    """Join the texts that are not empty."""
+    return separator.join(text for text in texts if text)
 
 
 def shorten(text: str, limit: int = OUTPUT_CHARACTERS) -> str:

@@ -35,11 +35,11 @@ DEFAULT_OPTIONS = RequestOptions()
 class Answer:
     """A model's answer and its usage."""
 
-    text: str  # `QuerySession.ask` leaves the thoughts out.
+    text: str  # `QuerySession.ask` moves the thoughts in it to `thoughts`.
     usage: Usage
     logprobs: list[dict[str, Any]] | None = None  # a dict for each token in OpenAI's form, if they were requested
     finish_reason: str = "stop"
-    thoughts: str = ""  # the thoughts of the text, and those that the server sent apart
+    thoughts: str = ""  # the model's reasoning, which is neither code nor answer
 
 
 class Model(Protocol):
@@ -48,13 +48,16 @@ class Model(Protocol):
     name: str
 
     async def ask(self, messages: list[Message], options: RequestOptions = DEFAULT_OPTIONS) -> Answer:
-        """Return the model's answer. Raises QueryError, or EmptyAnswerError for an answer that is no whole one."""
+        """Return the model's answer. Raises QueryError, and EmptyAnswerError if the answer is empty or incomplete."""
         ...
 
     async def estimate_max_usage(
         self, messages: list[Message], options: RequestOptions = DEFAULT_OPTIONS, *, is_priced: bool = True
     ) -> Estimate:
-        """Return the most that a call can use. Without `is_priced`, prices are 0. Raises ConfigurationError."""
+        """Return the most that a call can use. Without `is_priced`, prices are 0.
+
+        Raises ConfigurationError if a price or the length of the longest answer is unknown.
+        """
         ...
 
     def fingerprint(self) -> dict[str, Any]:
@@ -76,7 +79,7 @@ class Query:
     usage: Usage = field(default_factory=Usage)
     cached: int = 0  # number of questions that were answered without a call
     error: str = ""
-    value: Any = ""  # a recursive model's answer; the JSON has it unless it is a text
+    value: Any = ""  # a recursive model's answer; `to_json` leaves it out if it is a text
     trajectory: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     children: list[Query] = field(default_factory=list["Query"])
     is_plain: bool = False  # A model answered a recursive query without Python, because of its depth.
@@ -116,8 +119,10 @@ class Query:
         }
         record |= {name: value for name, value in optional.items() if value}
         if not isinstance(self.value, str):
-            plain, nonfinite = replace_nonfinite({"value": self.value})
-            record |= {**plain, **({"nonfinite": nonfinite} if nonfinite else {})}
+            finite, nonfinite = replace_nonfinite({"value": self.value})
+            record |= finite
+            if nonfinite:
+                record["nonfinite"] = nonfinite
         if self.trajectory:
             record["trajectory"] = self.trajectory
         if self.children:
@@ -173,10 +178,11 @@ OnEvent = Callable[[RlmEvent], object]
 
 
 class Transcript:
-    """A transcript: passes each request of a session, and each long output, to `save` as JSON. It keeps none of them.
+    """A transcript of a session: it passes each request and each long output to `save`, as JSON.
 
-    A request has only the messages that the query's last request and its answer did not have: `kept` is the number of
-    the others. So the size of a conversation's transcript grows with its length, and not with its square.
+    A saved request has only its new messages. `kept` is the number of messages before them, which are those of the
+    query's last request and its answer. So a transcript grows with the length of a conversation, and not with its
+    square.
     """
 
     def __init__(self, save: Callable[[dict[str, Any]], object]) -> None:
@@ -200,8 +206,7 @@ class Transcript:
         seconds: float,
     ) -> None:
         """Save one request of the query, with its answer or its error."""
-        pairs = enumerate(zip(query.sent, messages, strict=False))
-        kept = next((number for number, (old, new) in pairs if old != new), min(len(query.sent), len(messages)))
+        kept = _count_equal(query.sent, messages)
         line: dict[str, Any] = {
             **self._describe(query, "request"),
             "model": model.name,
@@ -220,8 +225,9 @@ class Transcript:
                 line["cached"] = True
             if outcome.logprobs is not None:
                 line["logprobs"] = outcome.logprobs
-        answer = getattr(outcome, "answer", outcome)  # EmptyAnswerError has one.
-        if thoughts := getattr(answer, "thoughts", ""):
+        answer = getattr(outcome, "answer", outcome)  # EmptyAnswerError has an answer.
+        thoughts = getattr(answer, "thoughts", "")
+        if thoughts:
             line["reasoning_content"] = thoughts
         self._save(line)
 
@@ -239,3 +245,13 @@ class Transcript:
             "depth": query.depth,
             "turn": len(query.trajectory),
         }
+
+
+def _count_equal(old: list[Message], new: list[Message]) -> int:
+    """Return the number of equal messages at the beginning of two conversations."""
+    count = 0
+    for old_message, new_message in zip(old, new, strict=False):
+        if old_message != new_message:
+            break
+        count += 1
+    return count

@@ -34,11 +34,16 @@ AnswerRecursively = Callable[["Queries", str, QueryContext, Query], Awaitable[An
 
 
 class Queries:
-    """The query functions for code at one depth; `tools` are the functions that the driver calls.
+    """The query functions for code at one depth. `tools` has the functions that the driver calls, by name.
 
-    Plain code has depth 0. Queries from code at depth d run at d + 1. `recurse` answers a recursive query. It knows the
-    greatest depth, `max_depth`. `numbers` identify the code by its path: the top-level execution's number, then each
-    recursive query's number within the code that asked it.
+    Args:
+        session: The session of the top-level execution.
+        recurse: Answers a recursive query, or refuses one that is deeper than `max_depth`.
+        max_depth: The greatest depth of recursive queries.
+        depth: The depth of the code. Plain code has depth 0. Queries from code at depth d have depth d + 1.
+        parent: The recursive query whose model wrote the code, or None for plain code.
+        numbers: The path to the code: the top-level execution's number, then the number of each recursive query within
+            the code that asked it.
     """
 
     def __init__(
@@ -59,7 +64,7 @@ class Queries:
         self.is_top_level = parent is None
         self._parent = parent
         self._recursive_count = 0  # recursive queries asked so far
-        self._recursions = asyncio.Semaphore(session.concurrency)  # limits only the queries of this code
+        self._recursion_slots = asyncio.Semaphore(session.concurrency)  # limits only the queries of this code
         self.tools: dict[str, Callable[..., Any]] = {
             "llm_query": self._ask_model,
             "llm_query_batched": self._ask_model,
@@ -70,16 +75,16 @@ class Queries:
     async def _ask_model(self, prompts: Any, **arguments: Any) -> list[dict[str, str]]:
         session, request = self.session, FlatRequest.read(prompts, **arguments)
         options = RequestOptions(request.temperature, request.max_tokens, request.response_format)
-        chosen = session.flat_model if request.model is None else session.models.get(request.model)
+        model = session.flat_model if request.model is None else session.models.get(request.model)
 
-        async def answer(prompt: Any, query: Query, _place: int) -> str:
-            if chosen is None:
+        async def answer(prompt: Any, query: Query, _index: int) -> str:
+            if model is None:
                 names = ", ".join(map(repr, session.models)) or "none, because models is not set"
                 raise QueryError(f"no model {query.model!r} is allowed here: the names are {names}")
-            text = (await session.ask(chosen, request.build_messages(prompt), query, options)).text
+            text = (await session.ask(model, request.build_messages(prompt), query, options)).text
             return text if request.response_format is None else read_value(text)
 
-        name = str(request.model)[:RECORDED_CHARACTERS] if chosen is None else chosen.name
+        name = str(request.model)[:RECORDED_CHARACTERS] if model is None else model.name
         return await self._answer_all(FLAT_KIND, name, request.prompts, request.concurrency, answer)
 
     async def _ask_recursive_model(
@@ -87,19 +92,20 @@ class Queries:
     ) -> list[dict[str, str]]:
         session, query_context = self.session, QueryContext(**context)
         texts = TEXTS.validate_python(prompts)
-        before = self._recursive_count
+        first_number = self._recursive_count
         self._recursive_count += len(texts)
 
-        async def answer(prompt: str, query: Query, place: int) -> str:
-            return await self._answer(self._recurse, prompt, query_context, query, before + place)
+        async def answer(prompt: str, query: Query, index: int) -> str:
+            return await self._answer(self._recurse, prompt, query_context, query, first_number + index)
 
         return await self._answer_all("rlm_query", session.root_model.name, texts, concurrency, answer)
 
     async def ask(self, prompt: str, context: QueryContext, recurse: AnswerRecursively) -> tuple[str, Any]:
         """Return the answer to a recursive query of the host, as text and as a JSON value.
 
-        `recurse` answers this query. Queries of the model's code are answered as those of other code. Raises
-        QueryError, BudgetExceeded, DepthExceeded and DeadlineExceeded.
+        `recurse` answers only this query, and not the queries of the model's code.
+
+        Raises QueryError, BudgetExceeded, DepthExceeded and DeadlineExceeded.
         """
         session = self.session
         query = Query("rlm_query", self.depth + 1, session.root_model.name, prompt[:RECORDED_CHARACTERS])
@@ -110,11 +116,11 @@ class Queries:
     async def _answer(
         self, recurse: AnswerRecursively, prompt: str, context: QueryContext, query: Query, number: int
     ) -> str:
-        """Answer a recursive query of this code, which has the number. Note the value in the record."""
+        """Answer recursive query `number` of this code. Return the answer as text, and set the query's value."""
         session = self.session
         session.check_seconds_left()
         try:
-            async with asyncio.timeout_at(session.deadline), self._recursions:
+            async with asyncio.timeout_at(session.deadline), self._recursion_slots:
                 queries = Queries(
                     session,
                     self._recurse,
@@ -126,8 +132,6 @@ class Queries:
                 value = query.value = await recurse(queries, prompt, context, query)
         except TimeoutError:
             raise session.make_deadline_error() from None
-        if isinstance(value, str):
-            return value
         return json.dumps(value, ensure_ascii=False) if isinstance(value, (list, dict)) else str(value)
 
     async def _answer_all(
@@ -139,28 +143,32 @@ class Queries:
         answer: Callable[[Any, Query, int], Awaitable[str]],
     ) -> list[dict[str, str]]:
         """Return replies in the order of the prompts. `answer` gets each prompt with its record and its index."""
-        session = self.session
-        limit = session.concurrency if concurrency is None else min(int(concurrency), session.concurrency)
+        limit = self.session.concurrency
+        if concurrency is not None:
+            limit = max(1, min(int(concurrency), limit))
         unanswered = iter(enumerate(prompts))
         replies: list[dict[str, str]] = [{}] * len(prompts)
 
-        async def reply(prompt: Any, place: int) -> dict[str, str]:
-            try:
-                turn = 0 if self._parent is None else len(self._parent.trajectory)
-                query = Query(kind, self.depth + 1, model, find_last_text(prompt)[:RECORDED_CHARACTERS], turn)
-                run = partial(answer, prompt, query, place)
-                return {"answer": await session.run_recorded(query, self._parent, run)}
-            except RlmBatchError as error:
-                error_kind = type(error) if type(error) in _ERRORS_OF_CODE else QueryError
-                return {"error": error_kind.__name__, "message": str(error)}
-
         async def work() -> None:
-            for place, prompt in unanswered:
+            for index, prompt in unanswered:
                 await asyncio.sleep(0)  # thousands of refused queries, which never wait, must not block the event loop
-                replies[place] = await reply(prompt, place)
+                replies[index] = await self._reply(kind, model, prompt, index, answer)
 
-        await asyncio.gather(*(work() for _ in range(min(max(1, limit), len(prompts)))))
+        await asyncio.gather(*(work() for _ in range(min(limit, len(prompts)))))
         return replies
+
+    async def _reply(
+        self, kind: str, model: str, prompt: Any, index: int, answer: Callable[[Any, Query, int], Awaitable[str]]
+    ) -> dict[str, str]:
+        """Return the reply to one prompt: its answer, or its error with a type that the code knows."""
+        turn = 0 if self._parent is None else len(self._parent.trajectory)
+        query = Query(kind, self.depth + 1, model, find_last_text(prompt)[:RECORDED_CHARACTERS], turn)
+        try:
+            text = await self.session.run_recorded(query, self._parent, partial(answer, prompt, query, index))
+        except RlmBatchError as error:
+            error_type = type(error) if type(error) in _ERRORS_OF_CODE else QueryError
+            return {"error": error_type.__name__, "message": str(error)}
+        return {"answer": text}
 
 
 _ERRORS_OF_CODE = (BudgetExceeded, DepthExceeded, DeadlineExceeded, QueryError)

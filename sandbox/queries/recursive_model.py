@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import math
 import re
 import time
 from dataclasses import asdict
@@ -23,7 +22,7 @@ from ..model_reply import Reply, read_reply
 from .answer_type import AnswerType
 from .budget import Usage
 from .last_reply import find_literal_call, list_calls
-from .model_python import LOST_NAMES, OUTPUT_CHARACTERS, OUTPUT_FIELDS, ModelPython, shorten
+from .model_python import LOST_NAMES, OUTPUT_CHARACTERS, OUTPUT_FIELDS, ModelPython, join_texts, shorten
 from .records import RlmEvent
 from .session import EmptyAnswerError
 
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from ..interpreter import Interpreter
     from .model_python import Submission
     from .recursion import Queries, QueryContext
-    from .session import Answer, Message, Query, QuerySession
+    from .session import Answer, Message, Query
 
 PREVIEW_CHARACTERS = 500  # characters of the context that the model sees before its first turn
 PLAIN_CHARACTERS = 300_000  # characters of a plain query's prompt; about 75,000 tokens of English text
@@ -73,20 +72,20 @@ LLM_NAMES = """\
   returns the answers in their order. With on_error="return", an exception object stands where a query failed.
 - Both take `system`, `images` (a list of paths or bytes), `temperature`, `max_tokens`, and `response_format`: a type
   such as `list[str]`, a dataclass or a JSON schema, for a value instead of a text."""
-RLM_NAMES = """
+RLM_NAMES = """\
 - `rlm_query(prompt, context=value)` asks a recursive model with its own Python, which finds the value as `context`.
   Use it for a part that is itself too long or too intricate for one prompt. `rlm_query_batched(prompts, context=value)`
   asks several."""
-NO_RLM = "\n- `rlm_query` raises DepthExceeded here: there is no deeper recursion."
-PLAIN_RLM = """
+NO_RLM = "- `rlm_query` raises DepthExceeded here: there is no deeper recursion."
+PLAIN_RLM = """\
 - `rlm_query(prompt, context=value)` asks a model once, with as much of the value in the prompt as fits: there is no
   deeper recursion. `rlm_query_batched(prompts, context=value)` asks several."""
-HISTORY_NAME = """
+HISTORY_NAME = """\
 - `history`: after a summary of this conversation, the list of all messages before it, dicts with role and content."""
-SUBMIT_NAME = """
+SUBMIT_NAME = """\
 - `SUBMIT(answer)` ends your work with this answer, """
 ANY_TYPE = "of any type that JSON has."
-ERROR_NAMES = """
+ERROR_NAMES = """\
 - A query that fails raises QueryError, BudgetExceeded, DepthExceeded or DeadlineExceeded. The error of a batch has
   `.results` and `.errors` by index."""
 NO_OUTPUT = "(The code printed nothing.)"
@@ -129,7 +128,8 @@ async def answer(
 ) -> Any:
     """Return a recursive model's answer to one question, as a JSON value. See `Conversation.answer`.
 
-    Beyond the greatest depth, ask the model once without Python, or raise DepthExceeded, as the settings say.
+    Beyond `max_depth`, the setting `on_depth` decides: the model answers once without Python, or DepthExceeded is
+    raised.
     """
     if queries.depth > queries.max_depth:
         if settings.on_depth == "plain":
@@ -148,13 +148,19 @@ async def answer(
 class Conversation:
     """A recursive model: its messages and its Python, which persist from question to question."""
 
+    _queries: Queries  # the query functions, the query and its message of the present question, set by `_begin`
+    _query: Query
+    _question: Message
+
     def __init__(self, interpreter: Interpreter, settings: RecursionSettings) -> None:
         self._settings = settings
         self._python = ModelPython(interpreter)
         self._messages: list[Message] = []  # the next prompt
         self._history: list[Message] = []  # all messages but the instructions, also those that a summary replaced
-        self._counted = 0, 0  # the number of messages and of tokens of the last prompt; later messages are estimated
-        self._kept = 2  # number of messages that a summary cannot shorten: instructions and question, later a summary
+        # The number of messages and of tokens of the last prompt. The tokens of later messages are estimated.
+        self._counted_messages = self._counted_tokens = 0
+        # The number of messages that a summary cannot shorten: instructions and question, later also a summary.
+        self._fixed_messages = 2
         self._outcome = ""  # the outcome of the last question, with which the next one begins
 
     async def answer(self, queries: Queries, prompt: str, context: QueryContext, query: Query) -> Any:
@@ -162,33 +168,28 @@ class Conversation:
 
         Raises QueryError, BudgetExceeded and DeadlineExceeded.
         """
-        settings, session = self._settings, queries.session
-        answer_type = settings.answer_type if queries.depth == 1 else None
-        self._begin(queries, prompt, context)
-        errors = 0
-        for left in range(settings.max_turns, -1, -1):
-            with self._record_turn(query, session) as turn:
-                await self._compact(query, session, turn)
-                reply = await self._reply(query, session, turn, is_last=left == 0)
-                submission = await self._python.run_turn(reply, turn, answer_type)
-                if submission is None and not left:
-                    submission = await self._run_literal_call(reply, turn, answer_type)
-                if session.transcript is not None and len(self._python.output) > OUTPUT_CHARACTERS:
-                    session.transcript.add_output(query, self._python.output)
-                if submission is not None:
-                    self._outcome = turn["output"]
-                    return submission.value
+        max_turns, max_errors = self._settings.max_turns, self._settings.max_errors
+        self._begin(queries, prompt, context, query)
+        failed_in_a_row = 0
+        for turns_left in range(max_turns, -1, -1):
+            with self._record_turn() as turn:
+                submission = await self._run_turn(turn, is_last=turns_left == 0)
+            if submission is not None:
+                self._outcome = turn["output"]
+                return submission.value
             self._add("user", turn["output"] or NO_OUTPUT)
-            if left:
-                self._add("user", LAST_CALL if left == 1 else f"Turns left: {left - 1}.")
-            errors = errors + 1 if turn.get("failed") else 0
-            if errors == settings.max_errors:
+            if turns_left > 1:
+                self._add("user", f"Turns left: {turns_left - 1}.")
+            elif turns_left == 1:
+                self._add("user", LAST_CALL)
+            failed_in_a_row = failed_in_a_row + 1 if turn.get("failed") else 0
+            if failed_in_a_row == max_errors:
                 raise QueryError(
-                    f"the recursive model failed in {errors} turns in a row (max_errors): {turn['output']}",
+                    f"the recursive model failed in {max_errors} turns in a row (`max_errors`): {turn['output']}",
                     is_failure_of_code=True,
                 )
         raise QueryError(
-            f"the recursive model submitted no answer in {settings.max_turns} turns (`max_turns`): "
+            f"the recursive model submitted no answer in {max_turns} turns (`max_turns`): "
             f"{query.trajectory[-1]['output']}",
             is_failure_of_code=True,
         )
@@ -200,22 +201,23 @@ class Conversation:
     def move_to(self, interpreter: Interpreter) -> None:
         """Continue in another sandbox, because the last one is lost with the names of the model's code."""
         self._python = ModelPython(interpreter)
-        self._outcome = "\n\n".join(filter(None, (self._outcome, LOST_NAMES)))
+        self._outcome = join_texts("\n\n", self._outcome, LOST_NAMES)
 
-    def _begin(self, queries: Queries, prompt: str, context: QueryContext) -> None:
+    def _begin(self, queries: Queries, prompt: str, context: QueryContext, query: Query) -> None:
         """Add a question to the messages, and write the instructions again."""
-        interpreter = self._python.interpreter
+        self._queries, self._query = queries, query
         question = prompt
-        if self._python.begin(queries, context) and context.shape:
+        is_new_context = self._python.begin(queries, context)
+        if is_new_context and context.shape:
             question += f"\n\n`context` is {context.shape}. It begins:\n{context.preview[:PREVIEW_CHARACTERS]}"
-        instructions = _write_instructions(interpreter, self._settings, queries, context)
+        instructions = _write_instructions(self._python.interpreter, self._settings, queries, context)
         self._messages[:1] = [{"role": "system", "content": instructions}]
-        self._add("user", "\n\n".join(filter(None, (self._outcome, question))))
-        self._outcome = STOPPED
-        self._question = self._messages[-1]  # `_compact` keeps it
+        self._add("user", join_texts("\n\n", self._outcome, question))
+        self._outcome = STOPPED  # until the question has an answer
+        self._question = self._messages[-1]
 
     def _add(self, role: str, text: str) -> None:
-        """Add a message. One that follows a message of the same role continues it: some models refuse two in a row."""
+        """Add a message. Join it to the last message if both have one role, because some models refuse two in a row."""
         if self._messages[-1]["role"] == role:
             text = f"{self._messages.pop()['content']}\n\n{text}"
             self._history.pop()
@@ -224,8 +226,9 @@ class Conversation:
         self._history.append(message)
 
     @contextlib.contextmanager
-    def _record_turn(self, query: Query, session: QuerySession) -> Generator[dict[str, Any]]:
+    def _record_turn(self) -> Generator[dict[str, Any]]:
         """Add a turn to the trajectory, and emit its events. Drop the turn if the model was not asked."""
+        query, session = self._query, self._queries.session
         turn: dict[str, Any] = {"reasoning": "", "code": "", "output": ""}
         query.trajectory.append(turn)
         number, started_at = len(query.trajectory), time.monotonic()
@@ -233,16 +236,9 @@ class Conversation:
         session.emit(RlmEvent(kind="turn", query=query, turn=number))
         try:
             yield turn
-        except EmptyAnswerError as error:
-            if error.answer.text.strip():
-                self._add("assistant", error.answer.text)
-            turn |= {"reasoning": error.answer.text, "output": UNUSED_REPLY.format(problem=error), "failed": True}
-        except BaseException:
-            if "usage" not in turn:
-                query.trajectory.pop()
-            raise
         finally:
-            if "usage" in turn:
+            model_was_asked = "usage" in turn
+            if model_was_asked:
                 turn["seconds"] = round(time.monotonic() - started_at, 3)
                 session.emit(
                     RlmEvent(
@@ -259,74 +255,102 @@ class Conversation:
                         seconds=turn["seconds"],
                     )
                 )
+            else:
+                query.trajectory.pop()
 
-    async def _reply(self, query: Query, session: QuerySession, turn: dict[str, Any], *, is_last: bool) -> Reply:
+    async def _run_turn(self, turn: dict[str, Any], *, is_last: bool) -> Submission | None:
+        """Ask the model for a reply, and run the reply's code. Return the submitted answer, or None."""
+        session = self._queries.session
+        answer_type = self._settings.answer_type if self._queries.depth == 1 else None
+        await self._compact(turn)
+        try:
+            reply = await self._get_reply(turn, is_last=is_last)
+        except EmptyAnswerError as error:
+            text = error.answer.text
+            if text.strip():
+                self._add("assistant", text)
+            turn |= {"reasoning": text, "output": UNUSED_REPLY.format(problem=error), "failed": True}
+            return None
+        submission = await self._python.run_turn(reply, turn, answer_type)
+        if submission is None and is_last:
+            submission = await self._run_literal_call(reply, turn, answer_type)
+        if session.transcript is not None and len(self._python.output) > OUTPUT_CHARACTERS:
+            session.transcript.add_output(self._query, self._python.output)
+        return submission
+
+    async def _get_reply(self, turn: dict[str, Any], *, is_last: bool) -> Reply:
         """Return the model's next reply. The last reply may be a call of SUBMIT without a fence."""
-        answer = await self._ask(query, session, turn, self._messages)
+        answer = await self._ask(turn, self._messages)
         if answer.usage.prompt_tokens:
-            self._counted = len(self._messages), answer.usage.prompt_tokens
+            self._counted_messages, self._counted_tokens = len(self._messages), answer.usage.prompt_tokens
         self._add("assistant", answer.text)
         reply = read_reply(answer.text)
         if is_last and not reply.blocks:
             reply = reply._replace(blocks=[(0, call) for call in list_calls(reply.text)[:1]])
         code = "\n\n".join(code.strip("\n") for _, code in reply.blocks)
         turn |= {"reasoning": reply.text, "code": code}
-        number = len(query.trajectory)
-        session.emit(RlmEvent(kind="code", query=query, turn=number, text=code, reasoning=reply.text, code=code))
+        query, number = self._query, len(self._query.trajectory)
+        self._queries.session.emit(
+            RlmEvent(kind="code", query=query, turn=number, text=code, reasoning=reply.text, code=code)
+        )
         return reply
 
     async def _run_literal_call(
         self, reply: Reply, turn: dict[str, Any], answer_type: AnswerType | None
     ) -> Submission | None:
         """Return the answer of the last reply's first call of SUBMIT with a literal, also if its code has failed."""
-        codes = [code for _, code in reply.blocks]
-        call = find_literal_call(codes if reply.made_up else [*codes, reply.text])
-        if not call:
+        texts = [code for _, code in reply.blocks]
+        if not reply.made_up:
+            texts.append(reply.text)
+        call = find_literal_call(texts)
+        if call is None:
             return None
-        failed = turn.pop("failed", False)
+        has_failed = turn.pop("failed", False)
         submission = await self._python.run_turn(reply._replace(blocks=[(0, call)]), turn, answer_type)
-        if submission is None and failed:
+        if submission is None and has_failed:
             turn["failed"] = True
         return submission
 
-    async def _ask(self, query: Query, session: QuerySession, turn: dict[str, Any], messages: list[Message]) -> Answer:
-        """Ask the model, and add the usage and the answer's thoughts to the turn."""
-        before = Usage(**turn.get("usage", {}))
-        answer = None
+    async def _ask(self, turn: dict[str, Any], messages: list[Message]) -> Answer:
+        """Ask the model, and add the usage and the answer's thoughts to the turn, also for an incomplete answer."""
+        session = self._queries.session
         try:
-            answer = await session.ask(session.root_model, messages, query)
-            return answer
+            answer = await session.ask(session.root_model, messages, self._query)
         except EmptyAnswerError as error:
-            answer = error.answer
+            _add_usage(turn, error.answer)
             raise
-        finally:
-            if answer is not None:
-                turn["usage"] = asdict(before + answer.usage)
-                if answer.thoughts:
-                    turn["thoughts"] = shorten(answer.thoughts)
+        _add_usage(turn, answer)
+        return answer
 
-    async def _compact(self, query: Query, session: QuerySession, turn: dict[str, Any]) -> None:
+    async def _compact(self, turn: dict[str, Any]) -> None:
         """Replace the messages before the next turn by a summary, if the prompt has become too long."""
         limit = self._settings.compact_tokens
-        if limit is None or len(self._messages) <= self._kept:
+        if limit is None or len(self._messages) <= self._fixed_messages:
             return
-        count, tokens = self._counted
-        tokens += sum(len(message["content"].encode()) // 4 for message in self._messages[count:])
+        uncounted = self._messages[self._counted_messages :]
+        tokens = self._counted_tokens + sum(len(message["content"].encode()) // 4 for message in uncounted)
         if tokens <= limit:
             return
         *messages, last = self._messages
         request = {"role": "user", "content": f"{last['content']}\n\n{SUMMARIZE}"}
         try:
-            reply = await self._ask(query, session, turn, [*messages, request])
+            summary = (await self._ask(turn, [*messages, request])).text
         except EmptyAnswerError:
             return  # Continue with the long prompt.
-        turn["summary"] = reply.text
+        turn["summary"] = summary
         self._python.history = list(self._history)
         self._messages[1:] = [self._question]
-        self._counted = 0, 0
-        self._add("assistant", reply.text)
+        self._counted_messages = self._counted_tokens = 0
+        self._add("assistant", summary)
         self._add("user", CONTINUE)
-        self._kept = len(self._messages)
+        self._fixed_messages = len(self._messages)
+
+
+def _add_usage(turn: dict[str, Any], answer: Answer) -> None:
+    """Add an answer's usage and thoughts to the turn, which may have those of a summary."""
+    turn["usage"] = asdict(Usage(**turn.get("usage", {})) + answer.usage)
+    if answer.thoughts:
+        turn["thoughts"] = shorten(answer.thoughts)
 
 
 async def _answer_plainly(
@@ -335,40 +359,31 @@ async def _answer_plainly(
     """Ask the model of `llm_query` once, with the context in the prompt as far as it fits."""
     session, model = queries.session, queries.session.flat_model
     query.is_plain, query.model = True, model.name
-    half = max(0, PLAIN_CHARACTERS - len(prompt)) // 2
-    text = shorten(context.text, 2 * half)
+    half = max(0, PLAIN_CHARACTERS - len(prompt)) // 2  # characters of the context's beginning, and of its end
     if context.path:
-        left = session.check_seconds_left()
         result = await interpreter.execute(
             READ_CONTEXT.format(path=context.path, half=half),
-            timeout=math.inf if left is None else left,
+            timeout=session.check_seconds_left(),
             output_fields=OUTPUT_FIELDS,
             index=queries.numbers,
         )
         text = str(result["answer"])
-    content = "\n\n".join(filter(None, (prompt, text)))
+    else:
+        text = shorten(context.text, 2 * half)
+    content = join_texts("\n\n", prompt, text)
     return (await session.ask(model, [{"role": "user", "content": content}], query)).text
 
 
 def _write_instructions(
     interpreter: Interpreter, settings: RecursionSettings, queries: Queries, context: QueryContext
 ) -> str:
-    recursion = (
-        RLM_NAMES if queries.depth < queries.max_depth else PLAIN_RLM if settings.on_depth == "plain" else NO_RLM
-    )
-    names = [f"- `context`: {context.shape}."] if context.shape else []
-    names.append(LLM_NAMES + recursion + ERROR_NAMES + (HISTORY_NAME if settings.compact_tokens else ""))
-    names += [_describe_tool(name, tool) for name, tool in interpreter.tools.items() if name not in queries.tools]
-    kind = None if queries.depth > 1 else settings.answer_type
-    submit = SUBMIT_NAME + (ANY_TYPE if kind is None else f"which has to be {kind.describe()}.")
-    calls = queries.session.budget.remaining_calls
-    limit = "" if calls is None else f", and at most {calls} calls of models in all, your own turns included"
+    """Return the system prompt: the instructions with their placeholders filled."""
+    has_network, calls_left = interpreter.sandbox.has_network, queries.session.budget.remaining_calls
+    calls = "" if calls_left is None else f", and at most {calls_left} calls of models in all, your own turns included"
     facts = {
-        "names": "\n".join(names) + submit,
-        "turns": f"You have {settings.max_turns} turns{limit}.",
-        "network": "It can open connections to the network."
-        if interpreter.sandbox.has_network
-        else "It has no network.",
+        "names": _describe_names(interpreter, settings, queries, context),
+        "turns": f"You have {settings.max_turns} turns{calls}.",
+        "network": "It can open connections to the network." if has_network else "It has no network.",
         "output": f"{OUTPUT_CHARACTERS:,}",
         "instructions": settings.instructions,
     }
@@ -378,18 +393,40 @@ def _write_instructions(
     return PLACEHOLDER.sub(lambda match: facts[match[1]], text)
 
 
+def _describe_names(
+    interpreter: Interpreter, settings: RecursionSettings, queries: Queries, context: QueryContext
+) -> str:
+    """Return lines about the names that the model's code finds."""
+    lines: list[str] = []
+    if context.shape:
+        lines.append(f"- `context`: {context.shape}.")
+    lines.append(LLM_NAMES)
+    if queries.depth < queries.max_depth:
+        lines.append(RLM_NAMES)
+    else:
+        lines.append(PLAIN_RLM if settings.on_depth == "plain" else NO_RLM)
+    lines.append(ERROR_NAMES)
+    if settings.compact_tokens:
+        lines.append(HISTORY_NAME)
+    lines += [_describe_tool(name, tool) for name, tool in interpreter.tools.items() if name not in queries.tools]
+    if settings.answer_type is None or queries.depth > 1:
+        lines.append(SUBMIT_NAME + ANY_TYPE)
+    else:
+        lines.append(f"{SUBMIT_NAME}which has to be {settings.answer_type.describe()}.")
+    return "\n".join(lines)
+
+
 def _describe_tool(name: str, tool: Any) -> str:
     """Return a line about a tool. Defaults other than numbers and None are `...`: a `partial` may hold a secret."""
     try:
         signature = inspect.signature(tool)
-        parameters = [
-            parameter
-            if parameter.default is parameter.empty or isinstance(parameter.default, (int, float, type(None)))
-            else parameter.replace(default=...)
-            for parameter in signature.parameters.values()
-        ]
-        shown = str(signature.replace(parameters=parameters)).replace("Ellipsis", "...")
     except (TypeError, ValueError):
         shown = "(...)"
+    else:
+        parameters = list(signature.parameters.values())
+        for index, parameter in enumerate(parameters):
+            if not isinstance(parameter.default, (int, float, type(None))) and parameter.default is not parameter.empty:
+                parameters[index] = parameter.replace(default=...)
+        shown = str(signature.replace(parameters=parameters)).replace("Ellipsis", "...")
     purpose = (inspect.getdoc(tool) or "").partition("\n")[0]
-    return f"- `{name}{shown}`" + (f": {purpose}" if purpose else "")
+    return f"- `{name}{shown}`: {purpose}" if purpose else f"- `{name}{shown}`"

@@ -1,11 +1,12 @@
-"""The queries of one top-level execution: their limits and their record.
+"""The queries of one top-level execution: their limits and their records.
 
-One `QuerySession` serves a top-level execution and all queries below it. They share one budget, one deadline and one
-limit on concurrent requests. Only requests to the model hold a slot of that limit. A query that waits for other queries
-holds none, so deep recursion cannot cause a deadlock.
+A `QuerySession` serves a top-level execution and all queries below it. They share a budget, a deadline and a limit on
+concurrent requests. Only a request to the model counts towards the limit. A query that waits for other queries does not
+count, so deep recursion cannot cause a deadlock.
 """
 
 import asyncio
+import math
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -29,26 +30,29 @@ DEADLINE_MARGIN_SECONDS = 1.0
 
 
 class EmptyAnswerError(QueryError):
-    """An answer that is empty or incomplete. Code gets it as a QueryError; a recursive model continues.
+    """The error of an answer that is empty or incomplete. For code it is a QueryError. A recursive model continues.
 
-    `answer` is the answer as far as it came, with its usage.
+    `answer` has the received part of the answer, and its usage.
     """
 
     def __init__(self, message: str, answer: Answer | None = None, **attributes: Any) -> None:
         super().__init__(message, **attributes)
-        self.answer = Answer("", Usage()) if answer is None else _take_thoughts(answer)
+        self.answer = Answer("", Usage()) if answer is None else _separate_thoughts(answer)
 
 
 async def estimate_for_budget(
     budget: Budget, model: Model, messages: list[Message], options: RequestOptions = DEFAULT_OPTIONS
 ) -> Estimate:
-    """Return the most tokens and cost of a call, if the budget limits them. Raises ConfigurationError if unknown."""
+    """Return the most tokens and cost of a call, as far as the budget limits them.
+
+    Raises ConfigurationError if a limited value is unknown.
+    """
     if not (budget.limits_tokens or budget.limits_cost):
         return NO_ESTIMATE
     return await model.estimate_max_usage(messages, options, is_priced=budget.limits_cost)
 
 
-# Runs a query's work, reports it, for example as a task run, and returns the result of the work.
+# Runs a query's work and returns its result. Meanwhile it reports the query, for example as a task run.
 RunTracked = Callable[[Query, Callable[[], Awaitable[Any]]], Awaitable[Any]]
 
 
@@ -97,15 +101,15 @@ class QuerySession:
         if timeout is not None:
             self.deadline = asyncio.get_running_loop().time() + timeout - min(DEADLINE_MARGIN_SECONDS, timeout / 20)
 
-    def check_seconds_left(self) -> float | None:
-        """Return the seconds until the deadline, or None without a deadline.
+    def check_seconds_left(self) -> float:
+        """Return the seconds until the deadline, which are infinite without one.
 
         Raises DeadlineExceeded, and QueryError if `on_event` has raised an exception.
         """
         if self.listener_error is not None:
             raise QueryError(f"no further question is asked, because a listener raised {self.listener_error!r}")
         if self.deadline is None:
-            return None
+            return math.inf
         seconds = self.deadline - asyncio.get_running_loop().time()
         if seconds <= 0:
             raise self.make_deadline_error()
@@ -122,9 +126,14 @@ class QuerySession:
 
         Raises BudgetExceeded, DeadlineExceeded and QueryError.
         """
-        started_at, outcome = time.monotonic(), None
+        started_at = time.monotonic()
+        outcome: Answer | RlmBatchError | None = None  # None if the question was cancelled
         try:
-            outcome = _read_text(model, await self._ask(model, messages, query, options))
+            if self.cache is None:
+                answer = await self._request(model, messages, query, options)
+            else:
+                answer = await self._ask_cache(self.cache, model, messages, query, options)
+            outcome = _remove_thoughts(model, answer)
             return outcome
         except RlmBatchError as error:
             outcome = error
@@ -134,26 +143,29 @@ class QuerySession:
                 seconds = time.monotonic() - started_at
                 self.transcript.add_request(model, messages, options, query, outcome, seconds)
 
-    async def _ask(self, model: Model, messages: list[Message], query: Query, options: RequestOptions) -> Answer:
-        if self.cache is None:
-            return await self._request(model, messages, query, options)
+    async def _ask_cache(
+        self, cache: AnswerCache, model: Model, messages: list[Message], query: Query, options: RequestOptions
+    ) -> Answer:
+        """Return the answer in the cache. If it is missing, request it and add it to the cache."""
         self.check_seconds_left()
+        is_flat = query.kind == FLAT_KIND
 
         async def request() -> Answer:
             answer = await self._request(model, messages, query, options)
-            _read_text(model, answer)  # An answer of thoughts alone is not cached.
+            _remove_thoughts(model, answer)  # An answer of thoughts alone raises here, and is not cached.
             return answer
 
-        is_flat = query.kind == FLAT_KIND
         # `run_recorded` tracks a whole recursive query. A flat query is tracked only if it asks the model.
         ask = partial(self.track, query, request) if is_flat else request
-        # Another attempt of an execution has fewer calls left, which the instructions say.
-        leaves_out = "system" if self.cache.execution is not None and not is_flat else None
-        asked = [message for message in messages if message["role"] != leaves_out]
-        key = build_key(model.fingerprint(), asked, options.list_changed())
+        if cache.execution is not None and not is_flat:
+            # The instructions say how many calls are left. Another attempt of the execution has fewer.
+            messages_of_key = [message for message in messages if message["role"] != "system"]
+        else:
+            messages_of_key = messages
+        key = build_key(model.fingerprint(), messages_of_key, options.list_changed())
         try:
             async with asyncio.timeout_at(self.deadline):
-                answer = await self.cache.get_answer(key, model.name, ask)
+                answer = await cache.get_answer(key, model.name, ask)
         except TimeoutError:
             raise self.make_deadline_error() from None
         if isinstance(answer, str):
@@ -165,11 +177,11 @@ class QuerySession:
     async def _request(self, model: Model, messages: list[Message], query: Query, options: RequestOptions) -> Answer:
         """Send one request to a model, within the budget and the deadline."""
         self.check_seconds_left()
-        most = await estimate_for_budget(self.budget, model, messages, options)
+        maximum = await estimate_for_budget(self.budget, model, messages, options)
         try:
             async with asyncio.timeout_at(self.deadline), self._request_slots:
                 # Reserve only now: a request that waits for its slot must not hold budget that others could use.
-                settle = await self.budget.reserve(most)
+                settle = await self.budget.reserve(maximum)
                 usage = Usage()  # A cancelled request counts as unused: no provider reports if it was billed.
                 try:
                     answer = await model.ask(messages, options)
@@ -191,11 +203,12 @@ class QuerySession:
             self.transcript.name_query(query, parent)
         if self._recorded < MAX_RECORDED_QUERIES:
             self._recorded += 1
-            (self.queries if parent is None else parent.children).append(query)
+            siblings = self.queries if parent is None else parent.children
+            siblings.append(query)
         answer = ""
         try:
-            is_tracked_later = self.cache is not None and query.kind == FLAT_KIND
-            answer = await (work() if is_tracked_later else self.track(query, work))
+            is_tracked_by_cache = self.cache is not None and query.kind == FLAT_KIND
+            answer = await work() if is_tracked_by_cache else await self.track(query, work)
             return answer
         except BaseException as error:
             self._failed += 1
@@ -209,7 +222,7 @@ class QuerySession:
                 self._end_query(query, parent, answer)
 
     def _end_query(self, query: Query, parent: Query | None, answer: str) -> None:
-        """Count a query that has ended at its parent, and emit its event."""
+        """Add a query that has ended to the counts of its parent, and emit its event."""
         is_question = parent is None and query.kind != FLAT_KIND
         total = query.usage + query.query_usage
         if parent is not None:
@@ -240,15 +253,17 @@ class QuerySession:
         )
 
 
-def _read_text(model: Model, answer: Answer) -> Answer:
+def _remove_thoughts(model: Model, answer: Answer) -> Answer:
     """Return the answer without the thoughts in its text. Raises EmptyAnswerError if it has only thoughts."""
-    read = _take_thoughts(answer)
-    if read.thoughts and not read.text:
+    separated = _separate_thoughts(answer)
+    if separated.thoughts and not separated.text:
         raise EmptyAnswerError(f"the model {model.name} gave only thoughts and no answer: raise max_tokens", answer)
-    return read
+    return separated
 
 
-def _take_thoughts(answer: Answer) -> Answer:
-    """Return the answer without the thoughts in its text."""
+def _separate_thoughts(answer: Answer) -> Answer:
+    """Move the thoughts in the answer's text to its `thoughts`."""
     text, thoughts = split_thoughts(answer.text)
-    return replace(answer, text=text, thoughts="\n\n".join(filter(None, (answer.thoughts, thoughts))))
+    if answer.thoughts and thoughts:
+        thoughts = f"{answer.thoughts}\n\n{thoughts}"
+    return replace(answer, text=text, thoughts=thoughts or answer.thoughts)
