@@ -31,7 +31,7 @@ def reap(
     parameters = {"provider": provider, "older_than": older_than, "dry_run": dry_run, "kept": kept}
     display = ProgressDisplay()
     try:
-        run_with_display(_start_flow(parameters, display), display, parameters)
+        run_with_display(lambda: _start_flow(parameters, display), display, parameters)
     finally:
         if json:
             for item in display.orphans:

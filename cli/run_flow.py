@@ -6,7 +6,7 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import httpx
@@ -55,7 +55,7 @@ def run_flow(model: type[FlowParameters[Any]], files: list[str], output: OutputF
 
     failed: ExecutionsFailed | None = None
     try:
-        report = run_with_display(start(), display, values)
+        report = run_with_display(start, display, values)
     except ExecutionsFailed as error:
         failed = error
         report = parameters.build_report(Outcomes(error.results, error.failures, error.results_path, display.spec))
@@ -135,13 +135,15 @@ def _print_failures(failed: ExecutionsFailed, files: list[str]) -> None:
     print("\n".join(lines), file=sys.stderr)
 
 
-def run_with_display(flow: Coroutine[Any, Any, T], display: ProgressDisplay, values: dict[str, Any]) -> T:
-    """Run a flow with its display, and return its result."""
+def run_with_display(
+    start: Callable[[], Coroutine[Any, Any, T]], display: ProgressDisplay, values: dict[str, Any]
+) -> T:
+    """Run the flow that `start` starts, with its display, and return its result."""
     with display:
         from prefect.exceptions import TerminationSignal
 
         try:
-            return run_until_interrupted(flow)
+            return run_until_interrupted(start)
         except (TerminationSignal, KeyboardInterrupt):
             raise KeyboardInterrupt(_describe_interrupt(display, values)) from None
         except (httpx.HTTPError, RuntimeError) as error:
@@ -157,13 +159,13 @@ def run_with_display(flow: Coroutine[Any, Any, T], display: ProgressDisplay, val
             ) from error
 
 
-def run_until_interrupted(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine in an event loop, and return its result.
+def run_until_interrupted(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run an async function in an event loop, and return its result.
 
     SIGTERM and the end of the terminal (SIGHUP) cancel it as Ctrl-C does. Under nohup, SIGHUP does nothing.
 
     Raises:
-        KeyboardInterrupt: The coroutine was cancelled.
+        KeyboardInterrupt: The function was cancelled.
     """
 
     async def run() -> T:
@@ -172,7 +174,7 @@ def run_until_interrupted(work: Coroutine[Any, Any, T]) -> T:
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) != signal.SIG_IGN:
                 asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-        return await work
+        return await work()
 
     try:
         return asyncio.run(run())

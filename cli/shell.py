@@ -36,7 +36,8 @@ def shell(run: str, number: int, /) -> int:
         raise ConfigurationError("shell needs a terminal for its input and its output: start it in one, without pipes")
     model = find_model(reader)
     assert model is not None  # Only flows of rlm-batch keep sandboxes.
-    provider = run_until_interrupted(_resolve_provider(model.parse(read_parameters(reader)).options))
+    options = model.parse(read_parameters(reader)).options
+    provider = run_until_interrupted(lambda: _resolve_provider(options))
 
     async def open_terminal() -> tuple[int, SandboxInfo | None]:
         if await _find_kept(provider, sandbox_id) is None:
@@ -47,7 +48,7 @@ def shell(run: str, number: int, /) -> int:
         status = await provider.open_terminal(sandbox_id)
         return status, await _find_kept(provider, sandbox_id)
 
-    status, info = run_until_interrupted(open_terminal())
+    status, info = run_until_interrupted(open_terminal)
     if info is None:
         print("The sandbox is gone.", file=sys.stderr)
     else:

@@ -69,6 +69,26 @@ def test_an_interrupted_command_keeps_its_results_and_shows_how_to_resume(run, t
     assert "1 succeeded, 1 from earlier runs, 3 failed" in done.stderr
 
 
+INTERRUPT_AN_IMPORT = """
+import os, signal, sys
+
+class Interrupter:
+    def find_spec(self, name, path=None, target=None):
+        if name == "prefect.exceptions":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupter())
+"""
+
+
+def test_ctrl_c_while_prefect_is_imported_prints_one_line(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(INTERRUPT_AN_IMPORT)
+    (tmp_path / "one.py").write_text("SUBMIT(x=1)")
+    process = start([COMMAND, "batch", "one.py"], tmp_path, environment(tmp_path) | {"PYTHONPATH": str(tmp_path)})
+    _, errors = process.communicate(timeout=HANG_SECONDS)
+    assert (process.returncode, errors) == (130, "rlm-batch: interrupted\n")
+
+
 SCRIPT = """
 import asyncio
 from rlm_batch import batch
