@@ -27,31 +27,40 @@ class Parent(NamedTuple):
 
 @cache
 def find_parent() -> Parent:
-    """Return the nearest group below which this process can limit groups: its own, or one above; else the topmost."""
+    """Return the nearest group below which this process can limit groups: its own, or one above it.
+
+    Without such a group, return the topmost group, without controllers.
+    """
     top = Path("/sys/fs/cgroup")
-    lines = Path("/proc/self/cgroup").read_text().splitlines()
-    own = next((top / line.removeprefix("0::/") for line in lines if line.startswith("0::/")), None)
-    # `SandboxGroup.add` needs this file.
-    if own is not None and os.path.exists("/proc/thread-self/children"):
-        for path in (own, *own.parents):
-            is_writable = os.access(path, os.W_OK) and os.access(path / "cgroup.procs", os.W_OK)
-            if not is_writable or not path.is_relative_to(top):
-                break
-            if controllers := _enable_controllers(path):
-                return Parent(path, controllers)
-    return Parent(top, ())
+    no_parent = Parent(top, ())
+    if not os.path.exists("/proc/thread-self/children"):  # `SandboxGroup.add` needs this file.
+        return no_parent
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        if line.startswith("0::/"):  # The group of version 2.
+            path = top / line.removeprefix("0::/")
+            while path.is_relative_to(top) and os.access(path, os.W_OK) and os.access(path / "cgroup.procs", os.W_OK):
+                controllers = _enable_controllers(path)
+                if controllers:
+                    return Parent(path, controllers)
+                path = path.parent
+    return no_parent
 
 
 def _enable_controllers(path: Path) -> tuple[str, ...]:
-    """Enable controllers for the groups below, unless the group itself has processes, and return the enabled."""
-    enabled = path / "cgroup.subtree_control"
+    """Enable the controllers for the groups below a group, and return those that are enabled then.
+
+    The kernel refuses this for a group that has processes of its own.
+    """
+    switches = path / "cgroup.subtree_control"
     try:
-        for name in set(CONTROLLERS).difference(enabled.read_text().split()):
-            with suppress(OSError):
-                enabled.write_text(f"+{name}")
-        return tuple(name for name in CONTROLLERS if name in enabled.read_text().split())
+        for name in CONTROLLERS:
+            if name not in switches.read_text().split():
+                with suppress(OSError):
+                    switches.write_text(f"+{name}")
+        enabled = switches.read_text().split()
     except OSError:
         return ()
+    return tuple(name for name in CONTROLLERS if name in enabled)
 
 
 @dataclass
@@ -81,42 +90,50 @@ class SandboxGroup:
 
     def add(self, pid: int) -> None:
         """Move a process and its descendants into the group, in about 10 ms. Raises OSError."""
-        moving = [pid] if self.limits else []
-        for process in moving:
+        if not self.limits:
+            return
+        moving = [pid]
+        for process in moving:  # The list grows in the loop.
             try:
                 (self.directory / "cgroup.procs").write_text(str(process))
             except ProcessLookupError:
                 if process == pid:
                     raise
-            # Children that start after the move are in the group. This loop finds the earlier children.
-            for task in Path(f"/proc/{process}/task").glob("*/children"):
+            # Children that start after the move are in the group. Move the earlier children too.
+            for children in Path(f"/proc/{process}/task").glob("*/children"):
                 with suppress(OSError):
-                    moving += map(int, task.read_text().split())
+                    moving += [int(word) for word in children.read_text().split()]
 
     def has_new_memory_kill(self) -> bool:
         """Return whether the kernel has killed a process of this group for lack of memory since the last call."""
+        if "memory" not in self.limits:
+            return False
         before = self._memory_kills
         with suppress(OSError):
-            lines = (self.directory / "memory.events").read_text().splitlines() if "memory" in self.limits else []
-            self._memory_kills = int(dict(map(str.split, lines)).get("oom_kill", 0))
+            for line in (self.directory / "memory.events").read_text().splitlines():
+                event, count = line.split()
+                if event == "oom_kill":
+                    self._memory_kills = int(count)
         return self._memory_kills > before
 
 
 def try_remove_group(path: str) -> bool:
     """Remove an empty group, and return whether it is gone. An empty path is no group."""
-    with suppress(FileNotFoundError):
-        try:
-            if path:
-                os.rmdir(path)
-        except OSError:
-            return False
+    if not path:
+        return True
+    try:
+        os.rmdir(path)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
     return True
 
 
 def remove_group(path: str) -> None:
     """Kill the processes in a group and remove it. A group with a surviving process stays."""
-    until = time.monotonic() + REMOVE_SECONDS
-    while not try_remove_group(path) and time.monotonic() < until:
+    deadline = time.monotonic() + REMOVE_SECONDS
+    while not try_remove_group(path) and time.monotonic() < deadline:
         with suppress(OSError):
             Path(path, "cgroup.kill").write_text("1")
         time.sleep(ROUND_SECONDS)
@@ -131,8 +148,9 @@ class TotalsPlan:
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """Return the names of these limits' isolation layers."""
-        return (*(["cgroup-v2"] if self.grouped else []), *(["watcher"] if self.watched else []))
+        """Return the isolation layers that enforce these limits."""
+        enforcers = (("cgroup-v2", self.grouped), ("watcher", self.watched))
+        return tuple(name for name, limits in enforcers if limits)
 
 
 def plan_totals(settings: LocalSettings, level: str) -> TotalsPlan:
@@ -150,15 +168,20 @@ def plan_totals(settings: LocalSettings, level: str) -> TotalsPlan:
     for controller, limit in wanted.items():
         if limit is None:
             continue
-        if controller in find_parent().controllers:
-            grouped[controller] = limit * MIB if controller == "memory" else limit
+        is_groupable = controller in find_parent().controllers
+        if is_groupable and controller == "memory":
+            grouped[controller] = limit * MIB
+        elif is_groupable:
+            grouped[controller] = limit
         elif controller == "cpu":
             raise ConfigurationError(
                 f"`cpus` is {limit:g}, and needs control groups of version 2 with the cpu controller, which this "
                 "process cannot create: run it with systemd-run --user -p Delegate=yes, or leave `cpus` out"
             )
+        elif controller == "memory":
+            watched["total_memory_mib"] = int(limit)
         else:
-            watched["total_memory_mib" if controller == "memory" else "total_processes"] = int(limit)
+            watched["total_processes"] = int(limit)
     if level == "landlock" and not has_own_count(level) and settings.total_processes is None:
         # RLIMIT_NPROC also counts the user's other processes. When they end, it lets the code start more than
         # `processes`, so the watcher counts too.

@@ -40,31 +40,36 @@ class LocalChannel:
             self._ready.set()
 
     async def _send_rest(self, rest: memoryview) -> None:
-        loop = asyncio.get_running_loop()
         while rest:
-            self._ready = asyncio.Event()
-            loop.add_writer(self._fd, self._ready.set)
-            try:
-                async with asyncio.timeout(self._stall_seconds):
-                    await self._ready.wait()
-            except TimeoutError:
-                left = self._write(rest)  # Try to write again: the event loop itself may have stalled.
-                if len(left) == len(rest):
-                    self._end_reason = f"it read none of its input for {self._stall_seconds:g} s"
-                    loop.remove_writer(self._fd)
-                    if self._closed is not None:
-                        self._closed(self._end_reason)
-                rest = left
-            finally:
-                self._ready = None
-                if not self._end_reason:
-                    loop.remove_writer(self._fd)
-            rest = self._write(rest)
+            has_room = await self._wait_for_room()
+            before = len(rest)
+            rest = self._write(rest)  # Also after a timeout, because the event loop itself may have stalled.
+            if not has_room and len(rest) == before:
+                self._end_reason = f"it read none of its input for {self._stall_seconds:g} s"
+                if self._closed is not None:
+                    self._closed(self._end_reason)
+                raise self._make_lost_error()
+
+    async def _wait_for_room(self) -> bool:
+        """Wait until the pipe has room, or the channel ends. Return False after `stall_seconds`."""
+        loop = asyncio.get_running_loop()
+        self._ready = asyncio.Event()
+        loop.add_writer(self._fd, self._ready.set)
+        try:
+            async with asyncio.timeout(self._stall_seconds):
+                await self._ready.wait()
+            return True
+        except TimeoutError:
+            return False
+        finally:
+            self._ready = None
+            if not self._end_reason:  # `close` removed the writer, and the descriptor may be another file's now.
+                loop.remove_writer(self._fd)
 
     def _write(self, data: memoryview) -> memoryview:
         """Write what the pipe has room for, and return the rest. Raises SandboxLost."""
         if self._end_reason:
-            raise SandboxLost(f"the sandbox was lost ({self._end_reason}): run it in a new one")
+            raise self._make_lost_error()
         try:
             while data:
                 data = data[os.write(self._fd, data) :]
@@ -73,3 +78,6 @@ class LocalChannel:
         except OSError:
             raise SandboxLost("the sandbox's process has ended: run it in a new one") from None
         return data
+
+    def _make_lost_error(self) -> SandboxLost:
+        return SandboxLost(f"the sandbox was lost ({self._end_reason}): run it in a new one")

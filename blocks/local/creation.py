@@ -1,6 +1,5 @@
 """The creation of a local sandbox: its folder, its settings, and the launch of its driver."""
 
-import itertools
 import os
 import shutil
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from ...sandbox.wire.python_directory import write_python_directory
 from ..host_files.mounts import HostMount
 from ..host_files.python_path import PythonPath
 from ..host_files.source_tree import check_open_to_others
-from ..storage.local_volume import UMASK, find_volume
+from ..storage.local_volume import UMASK, LocalVolume, find_volume
 from .cgroup import MIB, SandboxGroup, find_parent, plan_totals, try_remove_group
 from .deletion import FIRST_UID, remove_folder
 from .handle import LocalSandboxHandle
@@ -51,19 +50,42 @@ class Libraries:
     modules: Sequence[Path] = ()
     copied_modules: PythonPath | None = None
 
-    def list_mounts(self, folder: Path) -> tuple[list[Mount], list[Mount], list[Mount]]:
-        """Return the mounts of packages, modules and scripts for the sandbox in this folder."""
-        copies = (
-            [] if self.copied_modules is None else self.copied_modules.list_directories(f"{folder}/{COPIED_MODULES}")
-        )
-        return (
-            _mount_all(self.packages, PACKAGES_MOUNT),
-            _mount_all([*self.modules, *map(Path, copies)], MODULES_MOUNT),
-            [] if self.scripts is None else [Mount(str(self.scripts), SCRIPTS_MOUNT)],
-        )
+    def list_modules(self, folder: Path) -> Sequence[Path]:
+        """Return the directories of the user's modules, for the sandbox in this folder."""
+        if self.copied_modules is None:
+            return self.modules
+        return [Path(path) for path in self.copied_modules.list_directories(f"{folder}/{COPIED_MODULES}")]
 
 
 NO_LIBRARIES = Libraries()
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The paths in a sandbox: its own directories, the volume, and the mounts of libraries.
+
+    Without bubblewrap, code sees the host's own paths, so each mount's target is its source.
+    """
+
+    work: str
+    tmp: str
+    python: str
+    volume: Mount | None
+    packages: list[Mount]
+    modules: list[Mount]
+    scripts: list[Mount]  # at most one directory
+
+    def list_library_mounts(self) -> list[Mount]:
+        return [*self.packages, *self.modules, *self.scripts]
+
+    def build_python_directory(self) -> dict[str, Any]:
+        """Return the arguments of `write_python_directory`."""
+        return {
+            "python": find_python(),
+            "first": [mount.target for mount in self.modules],
+            "last": [mount.target for mount in self.packages],
+            "scripts": self.scripts[0].target if self.scripts else None,
+        }
 
 
 def create_sandbox(
@@ -75,27 +97,20 @@ def create_sandbox(
     kept: Path | None = None,
 ) -> LocalSandboxHandle:
     """Create a sandbox whose driver does not run yet, in a new folder or in that of a `kept` sandbox."""
-    is_bubblewrap = level == "bubblewrap"
     has_own_user = os.geteuid() == 0 and level != "none"
     for mount in host_mounts:
         mount.check_source()
     if has_own_user:
         check_open_to_others("packages", *libraries.packages)
         check_open_to_others("mounts", *(mount.source for mount in host_mounts))
-    volume, gid, volumes = None, None, list[Mount]()
+    volume, gid = None, None
     if settings.volume_name is not None:
         volume = find_volume(settings.volume_root, settings.volume_name)
         gid = volume.create()
-        path = resolve_mount_point(settings.volume_mount_path) if is_bubblewrap else os.path.realpath(volume.path)
-        volumes = [Mount(str(volume.path), path, is_writable=True)]
+
     folder = kept or pick_folder()
-    shared = libraries.list_mounts(folder)
-    packages, modules, scripts = (
-        [mount.target if is_bubblewrap else mount.source for mount in mounts] for mounts in shared
-    )
-    python_directory: dict[str, Any] = {
-        "python": find_python(), "first": modules, "last": packages, "scripts": next(iter(scripts), None),
-    }  # fmt: skip
+    layout = _plan_layout(settings, level, folder, libraries, volume)
+    python_directory = layout.build_python_directory()
     totals = plan_totals(settings, level)
     group = SandboxGroup(find_parent().path / folder.name, totals.grouped)
     try:
@@ -103,7 +118,7 @@ def create_sandbox(
         if libraries.copied_modules is not None and kept is None:
             (folder / COPIED_MODULES).mkdir()
             libraries.copied_modules.write(folder / COPIED_MODULES)
-        if not is_bubblewrap:
+        if level != "bubblewrap":
             write_python_directory(f"{folder}/python", **python_directory)
         # The labels precede the group, so that a process that finds the folder also finds the group.
         lock = write_locked_labels(folder, labels, group.path)
@@ -114,42 +129,66 @@ def create_sandbox(
             remove_folder(folder)
         where = error.filename or folder.parent
         raise SandboxStartError(f"a sandbox could not be created ({where}): {error.strerror}") from error
-    work, tmp, python = (
-        (*OWN_DIRECTORIES, PYTHON_MOUNT)
-        if is_bubblewrap
-        else (f"{folder}/{name}" for name in ("work", "tmp", "python"))
-    )
-    volume_paths = [mount.target for mount in volumes]
-    confinement = build_confinement(
-        settings, level, uid, (work, tmp, *volume_paths), (python, *packages, *modules, *scripts), host_mounts
-    )
+
+    volume_mounts = [] if layout.volume is None else [layout.volume]
+    writable = (layout.work, layout.tmp, *(mount.target for mount in volume_mounts))
+    readable = (layout.python, *(mount.target for mount in layout.list_library_mounts()))
+    confinement = build_confinement(settings, level, uid, writable, readable, host_mounts)
     confinement["limits"]["RSS"] = compute_mark(folder)
     if gid is not None:
         confinement.update(gid=gid, umask=UMASK)
     driver_settings = DriverSettings(
-        cwd=work,
-        volume=next(iter(volume_paths), None),
-        environment={"PATH": CODE_PATH, **settings.build_host_environment(work, tmp)},
-        temporary=[tmp, "/dev/shm"] if is_bubblewrap else [tmp],
-        path=packages,
-        python_path=modules,
-        executable=f"{python}/bin/python",
+        cwd=layout.work,
+        volume=None if layout.volume is None else layout.volume.target,
+        environment={"PATH": CODE_PATH, **settings.build_host_environment(layout.work, layout.tmp)},
+        temporary=[layout.tmp, "/dev/shm"] if level == "bubblewrap" else [layout.tmp],
+        path=python_directory["last"],
+        python_path=python_directory["first"],
+        executable=f"{layout.python}/bin/python",
         heartbeat=None,  # On one machine the end of the wire is enough.
         lifetime=settings.lifetime,
         confinement=confinement,
     )
-    launch = Launch(folder, is_bubblewrap)
-    if is_bubblewrap:
+    launch = Launch(folder, is_bubblewrap=False)
+    if level == "bubblewrap":
         # At most half of the total memory, because files in /dev/shm stay when the code that wrote them was killed.
         shm_mib = min(settings.memory_mib, (settings.total_memory_mib or 2 * settings.memory_mib) // 2)
-        mounts = (*volumes, *itertools.chain(*shared), *(Mount(str(each.source), each.target) for each in host_mounts))
         disk_mib = 0 if kept else settings.disk_mib or 0
-        launch = Launch(folder, is_bubblewrap, mounts, shm_mib * MIB, python_directory, disk_mib * MIB)
+        data_mounts = [Mount(str(mount.source), mount.target) for mount in host_mounts]
+        mounts = (*volume_mounts, *layout.list_library_mounts(), *data_mounts)
+        launch = Launch(folder, True, mounts, shm_mib * MIB, python_directory, disk_mib * MIB)
     watched = WatchedSandbox(totals.watched) if totals.watched else None
     layers = (*list_layers(level), *totals.layers)
     handle = LocalSandboxHandle(folder, level, layers, driver_settings, launch, volume, lock, group, watched)
     handle.limits = list_limits(settings, level)
     return handle
+
+
+def _plan_layout(
+    settings: LocalSettings, level: IsolationLevel, folder: Path, libraries: Libraries, volume: LocalVolume | None
+) -> Layout:
+    is_bubblewrap = level == "bubblewrap"
+
+    def plan(directories: Sequence[Path], mount_point: str) -> list[Mount]:
+        """Return the mounts of these directories, with bubblewrap at the mount point or below it."""
+        if not is_bubblewrap:
+            return [Mount(str(path), str(path)) for path in directories]
+        if len(directories) == 1:
+            return [Mount(str(directories[0]), mount_point)]
+        return [Mount(str(path), f"{mount_point}/{number}") for number, path in enumerate(directories)]
+
+    volume_mount = None
+    if volume is not None:
+        path = resolve_mount_point(settings.volume_mount_path) if is_bubblewrap else os.path.realpath(volume.path)
+        volume_mount = Mount(str(volume.path), path, is_writable=True)
+    own = (*OWN_DIRECTORIES, PYTHON_MOUNT) if is_bubblewrap else (f"{folder}/work", f"{folder}/tmp", f"{folder}/python")
+    return Layout(
+        *own,
+        volume=volume_mount,
+        packages=plan(libraries.packages, PACKAGES_MOUNT),
+        modules=plan(libraries.list_modules(folder), MODULES_MOUNT),
+        scripts=plan([] if libraries.scripts is None else [libraries.scripts], SCRIPTS_MOUNT),
+    )
 
 
 def _make_folder(folder: Path, *, is_new: bool, has_own_user: bool) -> int | None:
@@ -171,10 +210,3 @@ def _make_folder(folder: Path, *, is_new: bool, has_own_user: bool) -> int | Non
         os.chown(folder, 0, uid)
         folder.chmod(0o710)
     return uid
-
-
-def _mount_all(directories: Sequence[Path], target: str) -> list[Mount]:
-    """Return bubblewrap's mounts of these directories, at `target` or below it."""
-    if len(directories) == 1:
-        return [Mount(str(directories[0]), target)]
-    return [Mount(str(path), f"{target}/{number}") for number, path in enumerate(directories)]

@@ -41,8 +41,12 @@ os.execv("/bin/sh", ["sh", "-c", wait + remove, "rlm-batch-keeper", seconds, fol
 
 def list_sandboxes() -> list[SandboxInfo]:
     """Return this user's sandboxes in this temporary directory."""
-    folders = filter(is_own_directory, Path(tempfile.gettempdir()).glob(FOLDER_PREFIX + "*"))
-    return [info for info in map(_read_info, folders) if info is not None]
+    sandboxes: list[SandboxInfo] = []
+    for folder in Path(tempfile.gettempdir()).glob(FOLDER_PREFIX + "*"):
+        info = _read_info(folder) if is_own_directory(folder) else None
+        if info is not None:
+            sandboxes.append(info)
+    return sandboxes
 
 
 def pick_folder() -> Path:
@@ -76,16 +80,17 @@ def _read_info(folder: Path) -> SandboxInfo | None:
     except FileNotFoundError:
         # The host was killed while it created or removed the folder. Only the name identifies the sandbox.
         with suppress(OSError):
-            if FOLDER_PATTERN.fullmatch(folder.name) and time.time() - folder.stat().st_mtime > CREATION_GRACE_SECONDS:
+            is_old = time.time() - folder.stat().st_mtime > CREATION_GRACE_SECONDS
+            if is_old and FOLDER_PATTERN.fullmatch(folder.name):
                 return SandboxInfo(folder.name, {"managed-by": "rlm-batch"}, abandoned=True)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         pass
     return None
 
 
-def read_labels(folder: Path, part: str = "labels") -> Any:
-    """Return a sandbox's labels, or its control `group`. Raises OSError, ValueError or KeyError for a damaged file."""
-    return json.loads((folder / LABELS_FILE).read_text(encoding="utf-8"))[part]
+def read_record(folder: Path) -> dict[str, Any]:
+    """Return a sandbox's `labels`, and the path of its control `group`. Raises OSError, or ValueError if damaged."""
+    return json.loads((folder / LABELS_FILE).read_text(encoding="utf-8"))
 
 
 def write_locked_labels(folder: Path, labels: dict[str, str], group: str = "") -> int:
@@ -109,20 +114,30 @@ def write_locked_labels(folder: Path, labels: dict[str, str], group: str = "") -
 def leave_folder(folder: Path, until: float, execution: int | None) -> None:
     """Mark a folder as kept until then, in epoch seconds, and start its keeper. Raises RlmBatchError."""
     try:
-        labels = read_labels(folder)
+        labels = read_record(folder)["labels"]
         lock = write_locked_labels(folder, {**labels, **build_kept_labels(until, execution)})
         with open(lock, "rb"):  # The lock ends with the block.
-            words = [find_python(), "-I", "-S", "-c", KEEPER, str(compute_mark(folder))]
-            words += [f"{max(0.0, until - time.time()):.0f}", str(folder)]
-            null = subprocess.DEVNULL
-            subprocess.run(words, check=True, cwd="/", env={}, stdin=null, stdout=null, stderr=null)
+            seconds = max(0.0, until - time.time())
+            arguments = [str(compute_mark(folder)), f"{seconds:.0f}", str(folder)]
+            subprocess.run(
+                [find_python(), "-I", "-S", "-c", KEEPER, *arguments],
+                check=True,
+                cwd="/",
+                env={},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
     except (OSError, ValueError, KeyError, subprocess.CalledProcessError) as error:
         raise RlmBatchError(f"the folder {folder} could not be kept: {error}") from error
 
 
 @contextmanager
 def lock_kept_folder(sandbox_id: str) -> Iterator[Path]:
-    """Yield the folder of a kept sandbox, locked until the block ends. Raises SandboxLost or RlmBatchError."""
+    """Yield the folder of a kept sandbox, locked until the block ends.
+
+    Raises SandboxLost if the sandbox is gone, or RlmBatchError if another terminal is open in it.
+    """
     folder = Path(tempfile.gettempdir()) / sandbox_id
     if not any(info.id == sandbox_id and info.kept_until for info in list_sandboxes()):
         raise SandboxLost(f"the sandbox {sandbox_id} is gone")
@@ -136,5 +151,5 @@ def lock_kept_folder(sandbox_id: str) -> Iterator[Path]:
 def read_kept_until(folder: Path) -> float:
     """Return until when a folder is kept, in epoch seconds; 0 if it is being removed."""
     with suppress(OSError, ValueError, KeyError):
-        return float(read_labels(folder)["rlm-batch-kept"])
+        return float(read_record(folder)["labels"]["rlm-batch-kept"])
     return 0.0

@@ -17,7 +17,7 @@ from ..storage.local_volume import LocalVolume, find_volume, find_volumes_root, 
 from .cgroup import find_parent, plan_totals
 from .creation import Libraries, create_sandbox
 from .deletion import delete_sandbox
-from .inventory import list_sandboxes, lock_kept_folder, pick_folder, read_kept_until, read_labels
+from .inventory import list_sandboxes, lock_kept_folder, pick_folder, read_kept_until, read_record
 from .isolation import IsolationLevel, check_mount_places, list_layers
 from .isolation_level import resolve_level
 from .launch.launcher import Launch, zygotes
@@ -41,7 +41,7 @@ class LocalProvider(LocalSettings, SandboxProvider):
     binds_mounts: ClassVar[bool] = True
 
     async def open(self, labels: dict[str, str]) -> Sandbox:
-        level, libraries = await self._prepare()
+        level, libraries = await self._resolve_isolation()
         clone = None
         if self.repo_url is not None:
             clone = await check_out_repository(self.repo_url, await self.commit() or "", self.repo_token)
@@ -49,17 +49,20 @@ class LocalProvider(LocalSettings, SandboxProvider):
         sandbox.clone = clone
         return sandbox
 
-    async def _prepare(self) -> tuple[IsolationLevel, Libraries]:
-        """Return the level of isolation and the directories that code imports from."""
+    async def _resolve_isolation(self) -> tuple[IsolationLevel, Libraries]:
+        """Return the level of isolation, and the directories that code on this level imports from."""
         level = await resolve_level(self.isolation)
         check_mount_places(self._files.mounts, level)
-        packages, scripts, modules = list[Path](), None, self._files.python_path
+        packages: list[Path] = []
+        scripts = None
         if self.has_environment_packages:
             packages = find_environment_packages()
             scripts = await find_environment_scripts(packages)
         elif self.packages:
             folder = await install_packages(self.packages)
-            packages, scripts = [folder], folder / SCRIPTS
+            packages = [folder]
+            scripts = folder / SCRIPTS
+        modules = self._files.python_path
         if modules is None or level == "none":  # Code of level none could write to shared modules.
             return level, Libraries(packages, scripts, copied_modules=modules)
         directories = modules.list_directories(await keep_modules(modules))
@@ -80,7 +83,8 @@ class LocalProvider(LocalSettings, SandboxProvider):
         """Describe the isolation: level, layers, start of sandboxes and their limits. Raises ConfigurationError."""
         level = await resolve_level(self.isolation)
         check_mount_places(self._files.mounts, level)
-        layers = [*list_layers(level), *plan_totals(self, level).layers] or ["the code can do everything that you can"]
+        layers = [*list_layers(level), *plan_totals(self, level).layers]
+        layers = layers or ["the code can do everything that you can"]
         obstacle = zygotes.find_obstacle(Launch(pick_folder(), is_bubblewrap=level == "bubblewrap"))
         start = f"starts a Python of its own ({obstacle})" if obstacle else "is forked from a zygote"
         controllers = ", ".join(find_parent().controllers)
@@ -101,9 +105,10 @@ class LocalProvider(LocalSettings, SandboxProvider):
 
     async def open_terminal(self, sandbox_id: str) -> int:
         # The shell is in a new sandbox over the folder of the kept one. Its limits and walls are those of the code.
-        level, libraries = await self._prepare()
+        level, libraries = await self._resolve_isolation()
         with lock_kept_folder(sandbox_id) as folder:
-            labels, until = read_labels(folder), read_kept_until(folder)
+            labels = read_record(folder)["labels"]
+            until = read_kept_until(folder)
             handle = create_sandbox(self, level, labels, libraries, self._files.mounts, kept=folder)
         try:
             return await run_terminal(handle)

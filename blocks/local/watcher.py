@@ -40,30 +40,36 @@ class WatchedSandbox:
 
     def check(self, children: dict[int, list[int]]) -> None:
         """Kill the execution that uses most of an exceeded limit. `children` has all processes by their parent."""
-        # Executions are children of the supervisor.
         supervisors = [self.pid] if self.is_supervisor else children.get(self.pid, [])
-        executions = [_list_tree(pid, children) for parent in supervisors for pid in children.get(parent, [])]
+        executions: list[list[int]] = []  # the processes of each execution, a child of the supervisor first
+        for supervisor in supervisors:
+            executions += [_list_tree(pid, children) for pid in children.get(supervisor, [])]
         everything = _list_tree(self.pid, children)
-        of_code = [pid for tree in executions for pid in tree]  # RLIMIT_NPROC applies only to these.
+        of_code = [pid for pids in executions for pid in pids]
         for option, limit in self.limits.items():
             if option == "total_memory_mib":
-                shares = _measure_memory(everything)
-            else:
-                pids = everything if option == "total_processes" else of_code
-                shares = {pid: len(_list_threads(pid)) for pid in pids}
-            if executions and sum(shares.values()) > limit:
+                usage = _measure_memory(everything)
+            elif option == "total_processes":
+                usage = _count_threads(everything)
+            else:  # `processes`, like RLIMIT_NPROC, is for the code's processes alone.
+                usage = _count_threads(of_code)
+            if executions and sum(usage.values()) > limit:
                 self._exceeded = option
-                largest = max(executions, key=lambda tree: sum(shares.get(pid, 0) for pid in tree))
+                largest = max(executions, key=lambda pids: sum(usage.get(pid, 0) for pid in pids))
                 with suppress(OSError):
                     os.kill(largest[0], signal.SIGKILL)  # The supervisor ends the process's children.
 
 
 def _list_tree(pid: int, children: dict[int, list[int]]) -> list[int]:
     """Return a process and all its descendants."""
-    found = [pid]
-    for above in found:
-        found += children.get(above, [])
-    return found
+    tree = [pid]
+    for parent in tree:  # The list grows in the loop.
+        tree += children.get(parent, [])
+    return tree
+
+
+def _count_threads(pids: list[int]) -> dict[int, int]:
+    return {pid: len(_list_threads(pid)) for pid in pids}
 
 
 def _list_threads(pid: int) -> list[str]:
@@ -74,29 +80,41 @@ def _list_threads(pid: int) -> list[str]:
 
 def _measure_memory(pids: list[int]) -> dict[int, int]:
     """Return the MiB of each process. Open files in memory count for one process."""
-    held, inodes = dict[int, int](), set[int]()
+    memory: dict[int, int] = {}
+    counted_inodes: set[int] = set()
     for pid in pids:
         # The kernel shows no memory through a thread that has ended.
-        for thread, name in itertools.product(_list_threads(pid), MEMORY_FILES):
-            private, shared = MEMORY_FILES[name]
-            with suppress(OSError, ValueError), open(f"{thread}/{name}") as file:
-                kib = {line.partition(":")[0]: int(line.split()[1]) for line in file if line.endswith(" kB\n")}
-                if shared in kib:
-                    mapped_or_open = max(kib[shared], _measure_files(f"{thread}/fd", inodes))
-                    held[pid] = (sum(kib.get(field, 0) for field in private) + mapped_or_open) // 1024
-                    break
-    return held
+        for thread, file_name in itertools.product(_list_threads(pid), MEMORY_FILES):
+            private_fields, shared_field = MEMORY_FILES[file_name]
+            kib = _read_kib_fields(f"{thread}/{file_name}")
+            if shared_field in kib:
+                private = sum(kib.get(field, 0) for field in private_fields)
+                mapped_or_open = max(kib[shared_field], _measure_files(f"{thread}/fd", counted_inodes))
+                memory[pid] = (private + mapped_or_open) // 1024
+                break
+    return memory
 
 
-def _measure_files(descriptors: str, inodes: set[int]) -> int:
-    """Return the KiB of files in memory without a name, and add their inodes to those that count already."""
+def _read_kib_fields(path: str) -> dict[str, int]:
+    """Return the fields of a file in /proc that are in KiB, by name. A file that cannot be read has none."""
+    fields: dict[str, int] = {}
+    with suppress(OSError, ValueError), open(path) as file:
+        for line in file:
+            if line.endswith(" kB\n"):
+                name, _, value = line.partition(":")
+                fields[name] = int(value.split()[0])
+    return fields
+
+
+def _measure_files(descriptors: str, counted_inodes: set[int]) -> int:
+    """Return the KiB of a process's open files in memory without a name. Skip counted inodes, and add new ones."""
     kib = 0
     with suppress(OSError):
         for descriptor in os.scandir(descriptors):
             with suppress(OSError):
                 status = os.stat(descriptor)
-                if os.readlink(descriptor).startswith("/memfd:") and status.st_ino not in inodes:
-                    inodes.add(status.st_ino)
+                if os.readlink(descriptor).startswith("/memfd:") and status.st_ino not in counted_inodes:
+                    counted_inodes.add(status.st_ino)
                     kib += status.st_blocks // 2
     return kib
 
@@ -115,10 +133,11 @@ def start_watcher(process: int) -> set[WatchedSandbox]:
 def _check_forever(sandboxes: set[WatchedSandbox]) -> None:
     while True:
         started = time.thread_time()
-        children: dict[int, list[int]] = {}
-        for pid, (parent, _) in read_processes().items() if sandboxes else ():
-            children.setdefault(parent, []).append(pid)
-        for sandbox in sandboxes.copy():
-            sandbox.check(children)
+        if sandboxes:
+            children: dict[int, list[int]] = {}
+            for pid, (parent, _) in read_processes().items():
+                children.setdefault(parent, []).append(pid)
+            for sandbox in sandboxes.copy():
+                sandbox.check(children)
         spent = time.thread_time() - started  # CPU time, without waits on a busy machine
         time.sleep(max(INTERVAL_SECONDS, spent / MAX_SHARE))
