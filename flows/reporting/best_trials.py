@@ -6,7 +6,7 @@ from typing import Any, TypeGuard
 
 from ...sandbox.result import Result
 from ...tasks.ledger.run_record import ReportSpec
-from .groups import read_number
+from .groups import read_number, read_numbers
 
 
 @dataclass(slots=True)
@@ -20,12 +20,13 @@ class BestTrials:
     """
 
     spec: ReportSpec
-    _members: list[tuple[tuple[Any, ...], Result]] = field(default_factory=list[tuple[tuple[Any, ...], Result]])
+    # The losses of each of the best trials, and its result.
+    _best: list[tuple[tuple[Any, ...], Result]] = field(default_factory=list[tuple[tuple[Any, ...], Result]])
 
     @property
     def results(self) -> list[Result]:
         """The best trials, by their numbers."""
-        return sorted((result for _, result in self._members), key=lambda result: result.meta.index or 0)
+        return sorted((result for _, result in self._best), key=lambda result: result.meta.index or 0)
 
     @property
     def numbers(self) -> set[int]:
@@ -35,7 +36,7 @@ class BestTrials:
     @property
     def result(self) -> Result | None:
         """The best trial by a single objective, or None."""
-        return None if self.spec.objective is None or not self._members else self._members[0][1]
+        return self._best[0][1] if self._best and self.spec.objective is not None else None
 
     @property
     def score(self) -> float | None:
@@ -49,36 +50,38 @@ class BestTrials:
         if scores is None or not self.spec.is_feasible(result.outputs):
             return scores
         losses: tuple[Any, ...] = compute_losses(scores, self.spec)
-        if len(losses) == 1:  # One item, which orders all trials.
+        if len(losses) == 1:
+            # A single objective becomes one value that orders all trials, so that exactly one of them is the best.
             has_diverged = not math.isfinite(losses[0])
             losses = ((has_diverged, 0.0 if has_diverged else losses[0], result.meta.index or 0),)
-        if not any(_beats(other, losses) for other, _ in self._members):
-            self._members = [member for member in self._members if not _beats(losses, member[0])]
-            self._members.append((losses, result))
+        if not any(_is_better(other, losses) for other, _ in self._best):
+            self._best = [(other, trial) for other, trial in self._best if not _is_better(losses, other)]
+            self._best.append((losses, result))
         return scores
 
 
-def _beats(first: tuple[Any, ...], second: tuple[Any, ...]) -> bool:
+def _is_better(first: tuple[Any, ...], second: tuple[Any, ...]) -> bool:
+    """Return whether the first losses are less in one objective, and greater in none."""
     return first != second and all(a <= b for a, b in zip(first, second, strict=True))
 
 
 def read_scores(result: Result, spec: ReportSpec) -> tuple[float, ...] | None:
-    """Return a trial's values of all objectives, or None if it was pruned or submitted no number for one of them.
+    """Return a trial's values of all objectives, or None if it was pruned or lacks a number for one of them.
 
-    The value of a single objective may be NaN or infinite.
+    The value of a single objective may be NaN or infinite. Several values must be finite.
     """
     if result.meta.pruned or not spec.objectives:
         return None
-    scores = [read_number(result.outputs.get(item.name)) for item in spec.objectives]
-    numbers = tuple(score for score in scores if score is not None)
-    is_whole = len(numbers) == len(scores) and (len(scores) == 1 or all(map(math.isfinite, numbers)))
-    return numbers if is_whole else None
+    scores = read_numbers(result.outputs.get(item.name) for item in spec.objectives)
+    if scores is None or (len(scores) > 1 and not all(map(math.isfinite, scores))):
+        return None
+    return tuple(scores)
 
 
 def compute_losses(scores: tuple[float, ...], spec: ReportSpec) -> tuple[float, ...]:
-    """Return numbers that are less for better scores."""
-    items = zip(scores, spec.objectives, strict=True)
-    return tuple(score if item.direction == "minimize" else -score for score, item in items)
+    """Return the scores, negated where the objective is maximized, so that less is always better."""
+    signs = [1 if item.direction == "minimize" else -1 for item in spec.objectives]
+    return tuple(sign * score for sign, score in zip(signs, scores, strict=True))
 
 
 def is_score(value: Any) -> TypeGuard[float]:

@@ -15,7 +15,9 @@ from ...tasks.redrawn_lines import redraw_lines
 from ...tasks.repeats import REPEAT
 
 STANDARD, VARIABLES, OUTPUTS = "", "variables", "outputs"  # sources of a column's values
-LIST, EMPTY = "list:", "empty"  # the beginning of a list's type, and the type of the items of an empty list
+LIST = "list:"  # the beginning of a list's type, before the type of its items
+# Types within this module. A column has "text" and "int" in their place.
+EMPTY, LONG = "empty", "long"  # the items of an empty list; integers that a float cannot hold
 Key = tuple[str, str]  # a column's source and name
 
 
@@ -132,29 +134,27 @@ class Columns:
         A variable or field whose name is taken gets its source as a prefix: if there is a variable `x`, the field `x`
         has the column `outputs.x`.
         """
-        leading, others = (
-            [
-                (column.name if column.heading is None or not for_people else column.heading, column)
-                for column in columns
-                if column.tables & tables
-            ]
-            for columns in (COLUMNS[:LEADING], COLUMNS[LEADING:])
-        )
-        of_code = [
-            Column(name, _merge_types(types), partial(_get_item, source, name), tables, source=source)
-            for source, known in self.types.items()
-            for name, types in known.items()
-        ]
+        leading = [column for column in COLUMNS[:LEADING] if column.tables & tables]
+        others = [column for column in COLUMNS[LEADING:] if column.tables & tables]
         names: dict[Key, str] = {}
-        used = {name for name, _ in (*leading, *others)}
+        for column in (*leading, *others):
+            names[column.key] = column.name
+            if for_people and column.heading is not None:
+                names[column.key] = column.heading
+        own: list[Column] = []
+        for source, known in self.types.items():
+            for name, types in known.items():
+                kind = _merge_types(types).replace(LONG, "int").replace(EMPTY, "text")
+                own.append(Column(name, kind, partial(_get_item, source, name), tables, source=source))
         # Shorter names come first: the field `x` gets `outputs.x` even if code also submits a field of that name.
-        for column in sorted(of_code, key=lambda column: (column.source == OUTPUTS, len(column.name))):
+        used = set(names.values())
+        for column in sorted(own, key=lambda column: (column.source == OUTPUTS, len(column.name))):
             name = column.name
             while name in used:
                 name = f"{column.source}.{name}"
             names[column.key] = name
             used.add(name)
-        return [*leading, *((names[column.key], column) for column in of_code), *others]
+        return [(names[column.key], column) for column in (*leading, *own, *others)]
 
 
 def _get_item(source: str, name: str, outcome: Outcome) -> Any:
@@ -163,26 +163,29 @@ def _get_item(source: str, name: str, outcome: Outcome) -> Any:
 
 def _merge_types(types: set[str]) -> str:
     """Return one type for a column: json for mixed values, and for floats beside integers too large for a float."""
+    if len(types) == 1:
+        (only,) = types
+        return only
     if types and all(kind.startswith(LIST) for kind in types):
-        items = {kind.removeprefix(LIST) for kind in types} - {EMPTY}
-        merged = _merge_types(items) if items else "text"
-        return "json" if merged == "json" else f"{LIST}{merged}"
-    if types and types <= {"int", "long"}:
-        return "int"
-    if types <= {"int", "float"}:
-        return "float"
-    return next(iter(types)) if len(types) == 1 else "json"
+        return _name_list({kind.removeprefix(LIST) for kind in types})
+    if LONG in types and types <= {"int", LONG}:
+        return LONG
+    return "float" if types <= {"int", "float"} else "json"
+
+
+def _name_list(item_types: set[str]) -> str:
+    """Return the type of a list with items of these types."""
+    known = item_types - {EMPTY}
+    item = _merge_types(known) if known else EMPTY
+    return "json" if item == "json" else f"{LIST}{item}"
 
 
 def _name_type(value: Any) -> str:
+    if isinstance(value, list):
+        items: list[Any] = value
+        return _name_list({_name_type(item) for item in items if item is not None})
     if type(value) is int and not -(2**63) <= value < 2**63:
         return "json"
     if type(value) is int and abs(value) > 2**53:
-        return "long"
-    if isinstance(value, list):
-        values: list[Any] = value
-        items = {_name_type(item) for item in values if item is not None} or {EMPTY}
-        items -= {"int"} if "long" in items else set()
-        merged = next(iter(items)) if len(items) == 1 else _merge_types(items)
-        return "json" if merged == "json" else f"{LIST}{merged}"
+        return LONG
     return {bool: "bool", int: "int", float: "float", str: "text"}.get(type(value), "json")

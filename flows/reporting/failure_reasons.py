@@ -17,15 +17,12 @@ MAX_LINES = 12  # lines of a traceback
 
 @dataclass(slots=True)
 class FailureReason:
-    """The failures with one reason: how many there are, the first of them, and the first numbers.
+    """The failures with one reason."""
 
-    `is_varied` says that their texts differ.
-    """
-
-    first: Failure
+    first: Failure  # the failure of the execution with the lowest number
     count: int = 0
-    numbers: list[int] = field(default_factory=list[int])
-    is_varied: bool = False
+    numbers: list[int] = field(default_factory=list[int])  # the lowest numbers of executions
+    is_varied: bool = False  # True if the texts of the errors differ
 
     def add(self, number: int, failure: Failure) -> None:
         """Count a failure."""
@@ -38,8 +35,10 @@ class FailureReason:
 
     def describe(self, files: Sequence[str] = ()) -> str:
         """Return a line with the executions and the error. `files` has each execution's file, or is empty."""
-        names = [f"{number}, {files[number]}" if files else str(number) for number in self.numbers]
-        shown = ("; " if files else ", ").join(names)
+        if files:
+            shown = "; ".join(f"{number}, {files[number]}" for number in self.numbers)
+        else:
+            shown = ", ".join(map(str, self.numbers))
         more = f" and {self.count - MAX_NUMBERS:,} more" if self.count > MAX_NUMBERS else ""
         noun = "execution" if self.count == 1 else "executions"
         return f"{self.count:,} {noun} ({shown}{more}): {self.describe_error()}"
@@ -47,10 +46,9 @@ class FailureReason:
     def describe_error(self) -> str:
         """Return the error of the first failure, and whether there are similar ones."""
         error = self.first.error
-        is_of_code = type(error) is CodeError
-        text = (
-            error.summary.removeprefix("the code raised ") if is_of_code else f"{type(error).__name__}: {error.summary}"
-        )
+        text = f"{type(error).__name__}: {error.summary}"
+        if type(error) is CodeError:  # Its summary has the type of the exception.
+            text = error.summary.removeprefix("the code raised ")
         return f"{text} (and similar)" if self.is_varied else text
 
     def list_frames(self) -> list[str]:
@@ -63,15 +61,12 @@ class FailureReasons:
     """The reasons of a run's failures. Exceptions of one type in one place of the code are one reason."""
 
     def __init__(self) -> None:
-        self.others = 0  # failures for further reasons
+        self.others = 0  # failures whose reasons are not kept
         self._reasons: dict[tuple[object, ...], FailureReason] = {}
 
     def add(self, number: int, failure: Failure) -> None:
         """Count the failure of the execution with this number."""
-        error = failure.error
-        key: tuple[object, ...] = (type(error), NUMBER.sub("#", error.summary))
-        if isinstance(error, CodeError) and error.line is not None:
-            key = (type(error), error.type, error.line, *_list_frames(failure)[-2:], error.advice)
+        key = _identify_reason(failure)
         if key not in self._reasons and len(self._reasons) >= MAX_REASONS:
             self.others += 1
             return
@@ -80,6 +75,14 @@ class FailureReasons:
     def sort(self) -> list[FailureReason]:
         """Return the reasons, the most frequent first."""
         return sorted(self._reasons.values(), key=lambda reason: (-reason.count, reason.numbers[0]))
+
+
+def _identify_reason(failure: Failure) -> tuple[object, ...]:
+    """Return what failures of one reason have in common: the place in the code, or else the text without numbers."""
+    error = failure.error
+    if isinstance(error, CodeError) and error.line is not None:
+        return (type(error), error.type, error.line, *_list_frames(failure)[-2:], error.advice)
+    return (type(error), NUMBER.sub("#", error.summary))
 
 
 def _list_frames(failure: Failure) -> list[str]:

@@ -1,11 +1,11 @@
 """Groups of repeats: one outcome for each input, with the statistics of its fields over the repeats."""
 
-import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from ...sandbox.errors import RlmBatchError
 from ...sandbox.meta import Meta
 from ...sandbox.outcomes.outcome_json import get_status
 from ...sandbox.result import Failure, Outcome, Result
@@ -23,20 +23,26 @@ def aggregate_group(outcomes: Sequence[Outcome], group: int, aggregate: Aggregat
     fields such as `loss.count`, `loss.mean`, `loss.std`, `loss.se`, `loss.min` and `loss.max`. Bools count as 0 and 1,
     and None does not count. Another field has its value if all results agree, otherwise the list of their values. The
     meta has the group's number as its index, the aggregates of the seconds, and the greatest peak of memory. If all
-    repeats failed, the outcome is a failure with the first error.
+    repeats failed, the outcome is a failure with the first error. Repeats that did not run to the end are left out,
+    unless none did.
     """
     finished = [outcome for outcome in outcomes if get_status(outcome) != "unfinished"] or outcomes
     meta = _merge_metas([outcome.meta for outcome in finished], group, aggregate)
-    results = [outcome for outcome in finished if isinstance(outcome, Result)]
-    if not results:
-        (first, *_) = (outcome for outcome in finished if isinstance(outcome, Failure))
-        return Failure(first.error, meta)
+    submitted: dict[str, list[Any]] = {}  # the values of each field
+    errors: list[RlmBatchError] = []
+    for outcome in finished:
+        if isinstance(outcome, Failure):
+            errors.append(outcome.error)
+            continue
+        for name, value in outcome.outputs.items():
+            submitted.setdefault(name, []).append(value)
+    if len(errors) == len(finished):
+        return Failure(errors[0], meta)
     outputs: dict[str, Any] = {}
-    for name in dict.fromkeys(name for result in results for name in result.outputs):
-        values = [result.outputs[name] for result in results if name in result.outputs]
+    for name, values in submitted.items():
         present = [value for value in values if value is not None]
-        numbers = [number for value in present if (number := read_number(value)) is not None]
-        if numbers and len(numbers) == len(present):
+        numbers = read_numbers(present)
+        if numbers:
             outputs[name] = aggregate_numbers(numbers, aggregate)
             outputs |= {f"{name}.{key}": value for key, value in describe_numbers(numbers).items()}
         else:
@@ -54,29 +60,49 @@ def read_number(value: Any) -> float | None:
         return None
 
 
+def read_numbers(values: Iterable[Any]) -> list[float] | None:
+    """Return the values as floats, or None if one of them is neither a bool nor a number."""
+    numbers: list[float] = []
+    for value in values:
+        number = read_number(value)
+        if number is None:
+            return None
+        numbers.append(number)
+    return numbers
+
+
 def describe_numbers(numbers: Sequence[float]) -> dict[str, Any]:
     """Return the count, mean, standard deviation, standard error, least and greatest of at least one number.
 
     The standard deviation is the sample's, with `count - 1` in its denominator. It is undefined for one number.
     """
     count = len(numbers)
-    is_finite = all(map(math.isfinite, numbers))
-    std = None if count == 1 else statistics.stdev(numbers) if is_finite else math.nan
-    se = None if std is None else std / math.sqrt(count)
-    mean, least, greatest = (aggregate_numbers(numbers, name) for name in ("mean", "min", "max"))
-    return dict(zip(STATISTICS, (count, mean, std, se, least, greatest), strict=True))
+    std = None
+    if count > 1:
+        std = statistics.stdev(numbers) if all(map(math.isfinite, numbers)) else math.nan
+    return {
+        "count": count,
+        "mean": aggregate_numbers(numbers, "mean"),
+        "std": std,
+        "se": None if std is None else std / math.sqrt(count),
+        "min": aggregate_numbers(numbers, "min"),
+        "max": aggregate_numbers(numbers, "max"),
+    }
 
 
 def aggregate_numbers(numbers: Sequence[float], aggregate: Aggregate) -> float:
     """Return the mean, median, least or greatest of at least one number. It is NaN if a number is."""
+    if any(map(math.isnan, numbers)):
+        return math.nan
     functions: dict[Aggregate, Callable[[Sequence[float]], float]] = {
         "mean": statistics.mean, "median": statistics.median, "min": min, "max": max
     }  # fmt: skip
-    return math.nan if any(map(math.isnan, numbers)) else functions[aggregate](numbers)
+    return functions[aggregate](numbers)
 
 
 def _merge_metas(metas: Sequence[Meta], group: int, aggregate: Aggregate) -> Meta:
     cpu_seconds = [meta.cpu_seconds for meta in metas if meta.cpu_seconds is not None]
+    peaks = [meta.peak_mib for meta in metas if meta.peak_mib is not None]
     variables = {name: value for name, value in metas[0].variables.items() if name != REPEAT}
     return Meta(
         index=group,
@@ -87,7 +113,7 @@ def _merge_metas(metas: Sequence[Meta], group: int, aggregate: Aggregate) -> Met
         seconds=aggregate_numbers([meta.seconds for meta in metas], aggregate),
         submitted=any(meta.submitted for meta in metas),
         cpu_seconds=aggregate_numbers(cpu_seconds, aggregate) if cpu_seconds else None,
-        peak_mib=max((meta.peak_mib for meta in metas if meta.peak_mib is not None), default=None),
+        peak_mib=max(peaks) if peaks else None,
         exited=all(meta.exited for meta in metas),
     )
 
@@ -123,29 +149,41 @@ class GroupCollector:
 
 def group_outcomes(outcomes: Iterable[Outcome], spec: ReportSpec) -> Iterator[Outcome]:
     """Yield the outcome of each group, in the order in which groups end; every outcome if the run has no repeats."""
+    if spec.repeats is None:
+        yield from outcomes
+        return
     collector = GroupCollector(spec)
-    for row in itertools.chain(map(collector.add, outcomes), collector.close_rest()):
-        if row is not None and (spec.repeats is None or row.meta.group is not None):
-            yield row
+    for outcome in outcomes:
+        group = collector.add(outcome)
+        # The reduction of chunks belongs to no group.
+        if group is not None and group.meta.group is not None:
+            yield group
+    yield from collector.close_rest()
 
 
-def list_hidden_fields(groups: Iterable[Outcome], spec: ReportSpec) -> set[str]:
+def list_hidden_fields(group: Outcome, spec: ReportSpec) -> set[str]:
     """Return the statistics that a table omits. With many numeric fields, it shows only those of objectives."""
-    names = dict.fromkeys(name for group in groups if isinstance(group, Result) for name in group.outputs)
-    numeric = [name for name in names if f"{name}.count" in names]
-    hidden = {f"{name}.mean" for name in numeric if spec.aggregate == "mean"}  # The field itself has it.
+    if spec.repeats is None or not isinstance(group, Result):
+        return set()
+    numeric = [name for name in group.outputs if f"{name}.count" in group.outputs]
+    hidden = {f"{name}.mean" for name in numeric if spec.aggregate == "mean"}  # The field itself is the mean.
     if len(numeric) > MAX_FULL_FIELDS:
-        objectives = {item.name for item in spec.objectives}
-        hidden |= {f"{name}.{key}" for name in numeric if name not in objectives for key in STATISTICS}
+        objectives = [item.name for item in spec.objectives]
+        for name in numeric:
+            if name not in objectives:
+                hidden |= {f"{name}.{key}" for key in STATISTICS}
     return hidden
 
 
 def is_incomplete(group: Outcome, spec: ReportSpec) -> bool:
-    """Return whether a number of a group is from fewer repeats than the run has."""
+    """Return whether a numeric field of a group comes from fewer repeats than the run has."""
     if spec.repeats is None or not isinstance(group, Result):
         return False
-    counts = (read_number(group.outputs.get(f"{name}.count")) for name in group.outputs)
-    return any(count is not None and count < spec.repeats.count for count in counts)
+    for name in group.outputs:
+        count = read_number(group.outputs.get(f"{name}.count"))
+        if count is not None and count < spec.repeats.count:
+            return True
+    return False
 
 
 def describe_repeats(spec: ReportSpec, incomplete: int) -> str:
@@ -156,5 +194,7 @@ def describe_repeats(spec: ReportSpec, incomplete: int) -> str:
     if spec.repeats is None:
         return ""
     text = f"Each row is the {spec.aggregate} of {spec.repeats.count:,} repeats; se is the standard error of the mean."
+    if not incomplete:
+        return text
     rows = "1 row has" if incomplete == 1 else f"{incomplete:,} rows have"
-    return f"{text} {rows} numbers of fewer repeats, because others submitted none." if incomplete else text
+    return f"{text} {rows} numbers of fewer repeats, because others submitted none."

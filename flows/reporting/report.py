@@ -23,7 +23,8 @@ WHY_MISSING = {
     None: ": the run is still running, or was killed",
 }
 MAX_FULL_TEXTS = 20  # failures, or fields of a single result, that are shown in full
-MAX_VARIABLES = 8  # variables that identify an execution in a line
+MAX_VARIABLES = 8  # variables that identify an execution in a line; also trials on a Pareto front
+MAX_EARLIER_ERRORS = 5  # errors of earlier attempts at an execution
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,35 +57,44 @@ def build_report(
         importances: The importance of each variable of a search; None if it is unknown.
     """
     record, spec, displays = records[-1], summary.spec, summary.displays
-    only = summary.first_result if summary.done == 1 else None
-    fields = [] if only is None else list(only.outputs.items())[:MAX_FULL_TEXTS]
-    title = f"{spec.noun}s".capitalize()
+    table_title = f"{spec.noun}s".capitalize()
+    if summary.best.result is not None:
+        table_title += ", the best first"
     rows = summary.build_rows(shows_usage=summary.cpu_seconds is not None)
-    count = summary.done if spec.repeats is None else spec.repeats.groups
-    notes = [f"{count - MAX_ROWS:,} more are in the ledger."] if count > MAX_ROWS else []
+    row_count = summary.done if spec.repeats is None else spec.repeats.groups
+    notes: list[str] = []
+    if row_count > MAX_ROWS:
+        notes.append(f"{row_count - MAX_ROWS:,} more are in the ledger.")
     if summary.table.columns.is_cut:
         notes.append("Some variables or fields have no column here; the ledger has all.")
     reasons = summary.failures.sort()
     failures = [[f"{reason.count:,}", str(reason.numbers[0]), reason.describe_error()] for reason in reasons]
+    shown_in_full = [reason for reason in reasons[:MAX_FULL_TEXTS] if not isinstance(reason.first.error, NotRun)]
     return ReportContent(
         title=f"{record.flow}: {record.name}" if record.name else record.flow,
         noun=spec.noun,
         figures=build_summary_rows(summary, records, importances),
         charts=build_charts(summary, importances),
-        fields=[(name, value if isinstance(value, str) else format_cell(value)) for name, value in fields],
-        table_title=title if summary.best.result is None else f"{title}, the best first",
+        fields=_list_only_fields(summary),
+        table_title=table_title,
         rows=rows if len(rows) > 1 else [],
         notes=notes,
         shown=sorted(displays.metas, key=lambda meta: meta.index or 0),
         shown_count=len(displays.metas) + displays.omitted_count,
         failures=[["count", "first", "what"], *failures] if failures else [],
-        full_failures=[
-            _describe_failure(reason, spec.noun)
-            for reason in reasons[:MAX_FULL_TEXTS]
-            if not isinstance(reason.first.error, NotRun)
-        ],
+        full_failures=[_describe_failure(reason, spec.noun) for reason in shown_in_full],
         other_failures=summary.failures.others,
     )
+
+
+def _list_only_fields(summary: RunSummary) -> list[tuple[str, str]]:
+    """Return the fields of a run's only result as texts, without cutting them; empty for several executions."""
+    if summary.done != 1 or summary.first_result is None:
+        return []
+    fields: list[tuple[str, str]] = []
+    for name, value in list(summary.first_result.outputs.items())[:MAX_FULL_TEXTS]:
+        fields.append((name, value if isinstance(value, str) else format_cell(value)))
+    return fields
 
 
 def name_execution(noun: str, meta: Meta) -> str:
@@ -105,36 +115,20 @@ def build_summary_rows(
     missing = record.total - summary.done
     if missing > 0:
         rows.append(["Missing", f"{missing:,} have no result{WHY_MISSING[record.get_status()]}"])
-    if spec.objectives:
-        name = "Pareto front" if spec.objective is None else f"Best {spec.objective}"
-        best = _describe_best_trials(summary)
-        rows.append([name, best or (f"none: {NO_FEASIBLE_TRIAL}" if summary.infeasible else "none")])
-    if spec.constraints:
-        constraints = " or ".join(spec.constraints)
-        rows.append(["Infeasible", f"{summary.infeasible:,} {spec.noun}s, with {constraints} above 0"])
-    if importances is not None:
-        shares = ", ".join(f"{name} {share:.2f}" for name, share in [*importances.shares.items()][:MAX_VARIABLES])
-        advice = f"; {importances.advice}" if importances.advice else ""
-        rows.append(["Importance", f"{shares} ({importances.method}{advice})"])
+    rows += _build_search_rows(summary, importances)
     if record.stopped:
         rows.append(["Stopped", record.stopped])
-    if record.began:
-        began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(record.began))
-        duration = "" if record.ended is None else f"{_format_duration(record.ended - record.began)}, "
-        which = "of the last run of several, " if duration and len(records) > 1 else ""
-        rows.append(["Time", f"{duration}{which}from {began}"])
-    rows.append(["Code ran", f"{_format_duration(summary.seconds)} of all {spec.noun}s together"])
-    if summary.cpu_seconds is not None:
-        peak = "" if summary.peak_mib is None else f"; at most {summary.peak_mib:,.1f} MiB, in {summary.peak_index}"
-        rows.append(["CPU and memory", f"{_format_duration(summary.cpu_seconds)} of CPU time{peak}"])
-    opened, open_for = sum(r.sandboxes for r in records), sum(r.sandbox_seconds for r in records)
-    if opened:
-        duration = f", {_format_duration(open_for)} together" if open_for else ""  # Shards do not know it.
-        rows.append(["Sandboxes", f"{opened:,} opened{duration}"])
+    rows += _build_time_rows(summary, records)
+    sandboxes = sum(record.sandboxes for record in records)
+    sandbox_seconds = sum(record.sandbox_seconds for record in records)
+    if sandboxes:
+        # Shards do not know how long their sandboxes were open.
+        duration = f", {_format_duration(sandbox_seconds)} together" if sandbox_seconds else ""
+        rows.append(["Sandboxes", f"{sandboxes:,} opened{duration}"])
     if summary.collected or summary.not_collected:
         notes = f"; notes on others: {summary.not_collected:,}" if summary.not_collected else ""
         rows.append(["Files", f"{summary.collected:,} collected{notes}"])
-    rows.append(["Provider", ", ".join(name for name in summary.providers if name) or record.provider])
+    rows.append(["Provider", ", ".join(sorted(summary.providers)) or record.provider])
     if summary.usage.calls or summary.asked:
         used = describe_usage(summary.usage, summary.cached)
         rows.append(["Queries", f"{summary.asked:,} asked; the model was called {used}"])
@@ -143,6 +137,42 @@ def build_summary_rows(
         used = describe_usage(total, 0)
         rows.append(["Queries in all", f"the model was called {used}, including attempts that do not count"])
     rows.append(["Results", record.results_path])
+    return rows
+
+
+def _build_search_rows(summary: RunSummary, importances: Importances | None) -> list[list[str]]:
+    """Return the rows about objectives, constraints and the importance of variables."""
+    spec = summary.spec
+    rows: list[list[str]] = []
+    if spec.objectives:
+        name = "Pareto front" if spec.objective is None else f"Best {spec.objective}"
+        none = f"none: {NO_FEASIBLE_TRIAL}" if summary.infeasible else "none"
+        rows.append([name, _describe_best_trials(summary) or none])
+    if spec.constraints:
+        constraints = " or ".join(spec.constraints)
+        rows.append(["Infeasible", f"{summary.infeasible:,} {spec.noun}s, with {constraints} above 0"])
+    if importances is not None:
+        shown = list(importances.shares.items())[:MAX_VARIABLES]
+        shares = ", ".join(f"{name} {share:.2f}" for name, share in shown)
+        advice = f"; {importances.advice}" if importances.advice else ""
+        rows.append(["Importance", f"{shares} ({importances.method}{advice})"])
+    return rows
+
+
+def _build_time_rows(summary: RunSummary, records: Sequence[RunRecord]) -> list[list[str]]:
+    """Return the rows about wall time, the code's run time, CPU time and memory."""
+    record = records[-1]
+    rows: list[list[str]] = []
+    if record.began:
+        time_text = f"from {time.strftime('%Y-%m-%d %H:%M:%S UTC', time.gmtime(record.began))}"
+        if record.ended is not None:
+            which = "of the last run of several, " if len(records) > 1 else ""
+            time_text = f"{_format_duration(record.ended - record.began)}, {which}{time_text}"
+        rows.append(["Time", time_text])
+    rows.append(["Code ran", f"{_format_duration(summary.seconds)} of all {summary.spec.noun}s together"])
+    if summary.cpu_seconds is not None:
+        peak = "" if summary.peak_mib is None else f"; at most {summary.peak_mib:,.1f} MiB, in {summary.peak_index}"
+        rows.append(["CPU and memory", f"{_format_duration(summary.cpu_seconds)} of CPU time{peak}"])
     return rows
 
 
@@ -168,24 +198,29 @@ def describe_run(summary: RunSummary, total: int) -> str:
     """Return in a line how many of `total` executions succeeded, and the best trial if there is one."""
     noun = summary.spec.noun if summary.spec.repeats is None else "execution"
     text = f"{summary.succeeded:,} of {total:,} {noun}s succeeded"
-    text += f", {summary.unfinished:,} did not run to the end" if summary.unfinished else ""
-    if summary.infeasible and not summary.best.results:
-        return f"{text}; {NO_FEASIBLE_TRIAL}"
-    if summary.best.result is None:
-        return text
-    return f"{text}; best {summary.spec.objective} {_describe_best_trials(summary)}"
+    if summary.unfinished:
+        text += f", {summary.unfinished:,} did not run to the end"
+    if summary.best.result is not None:
+        text += f"; best {summary.spec.objective} {_describe_best_trials(summary)}"
+    elif summary.infeasible and not summary.best.results:
+        text += f"; {NO_FEASIBLE_TRIAL}"
+    return text
 
 
 def _describe_best_trials(summary: RunSummary) -> str:
-    """Return the best trial, or the trials on the Pareto front; empty without any."""
-    best, results, spec = summary.best.result, summary.best.results, summary.spec
+    """Return the best trial, or the trials on the Pareto front. Return an empty text if there is none."""
+    best, spec = summary.best.result, summary.spec
     if best is not None:
         values = format_variables(best.meta.variables, MAX_VARIABLES)
         return f"{summary.best.score:.6g} in trial {best.meta.index}" + (f" with {values}" if values else "")
-    numbers = [str(result.meta.index) for result in results]
-    more = f" and {len(numbers) - MAX_VARIABLES} more" if len(numbers) > MAX_VARIABLES else ""
+    numbers = [str(result.meta.index) for result in summary.best.results]
+    if not numbers:
+        return ""
+    shown = ", ".join(numbers[:MAX_VARIABLES])
+    if len(numbers) > MAX_VARIABLES:
+        shown += f" and {len(numbers) - MAX_VARIABLES} more"
     goals = ", ".join(f"{item.direction} {item.name}" for item in spec.objectives)
-    return f"{len(numbers)} trials ({', '.join(numbers[:MAX_VARIABLES])}{more}) by {goals}" if numbers else ""
+    return f"{len(numbers)} trials ({shown}) by {goals}"
 
 
 def describe_usage(usage: Usage | QuerySummary, cached_count: int) -> str:
@@ -207,8 +242,11 @@ def _describe_failure(reason: FailureReason, noun: str) -> tuple[str, str]:
     """Return a title and all of the first failure with a reason: variables, error, traceback, and earlier errors."""
     error, meta = reason.first.error, reason.first.meta
     values = format_variables(meta.variables, MAX_VARIABLES)
+    lines = [f"with {values}"] if values else []
+    lines.append(str(error))
     traceback = getattr(error, "traceback", "")
-    text = f"with {values}\n{error}" if values else str(error)
-    text += f"\n{traceback}" if traceback and traceback not in str(error) else ""
-    text += "".join(f"\nbefore that: {earlier}" for earlier in meta.earlier_errors[:5])
+    if traceback and traceback not in str(error):
+        lines.append(traceback)
+    lines += [f"before that: {earlier}" for earlier in meta.earlier_errors[:MAX_EARLIER_ERRORS]]
+    text = "\n".join(lines)
     return f"{noun.capitalize()} {reason.numbers[0]}: {type(error).__name__}", text

@@ -13,7 +13,7 @@ from ...sandbox.errors import NotRun
 from ...sandbox.meta import Meta
 from ...sandbox.outcomes.outcome_json import get_status
 from ...sandbox.queries.budget import Usage
-from ...sandbox.result import Outcome, Result
+from ...sandbox.result import Failure, Outcome, Result
 from ...tasks.ledger.run_record import ReportSpec
 from .best_trials import BestTrials, is_score
 from .columns import Tables
@@ -34,16 +34,16 @@ ItemT = TypeVar("ItemT")
 
 
 class Sample(list[ItemT]):
-    """An even sample of many items. It has at most twice `limit` items. `added` is the number of all."""
+    """An even sample of many items, with at most twice `limit` items."""
 
     def __init__(self, limit: int) -> None:
         super().__init__()
         self._limit = limit
-        self.added = 0
-        self._stride = 1
+        self.added = 0  # number of all items
+        self._stride = 1  # Every so many-th item is kept.
 
     def add(self, item: ItemT) -> None:
-        """Take every item at first. When there are too many, take every second, then every fourth, and so on."""
+        """Keep every item at first. When there are too many, keep every second, then every fourth, and so on."""
         self.added += 1
         if self.added % self._stride == 0:
             self.append(item)
@@ -86,8 +86,8 @@ class ShownDisplays:
 
     def add(self, meta: Meta) -> None:
         """Keep an execution that has something to show, or only count it if there is no room for it."""
-        has_files = meta.collected or meta.not_collected
-        if not (meta.displays or has_files) and meta.value is None and meta.value_repr is None:
+        has_value = meta.value is not None or meta.value_repr is not None
+        if not (meta.displays or meta.collected or meta.not_collected or has_value):
             return
         texts = [meta.value, meta.value_repr, *meta.displays, *meta.collected[:MAX_PARTS], *meta.not_collected]
         size = len(json.dumps(texts, ensure_ascii=False))
@@ -108,20 +108,20 @@ class RunSummary:
     pruned: int = 0  # counted in `succeeded` too
     infeasible: int = 0  # trials with scores that violate a constraint
     not_run: int = 0
-    unfinished: int = 0  # executions that no rate counts: those that were not run, and failures outside of their code
+    unfinished: int = 0  # executions that did not run to the end, so rates leave them out
     incomplete: int = 0  # groups of repeats whose numbers are from fewer repeats than the run has
     silent: int = 0  # executions that succeeded without a call of SUBMIT
     exited: int = 0  # executions that succeeded, and called sys.exit before SUBMIT
     retried: int = 0
-    seconds: float = 0.0  # The run time of code in all executions.
-    cpu_seconds: float | None = None  # CPU seconds of all executions; None if no kernel said them
+    seconds: float = 0.0  # run time of the code in all executions
+    cpu_seconds: float | None = None  # CPU seconds of all executions; None if no kernel measured them
     peak_mib: float | None = None  # the most memory of an execution
-    peak_index: int | None = None  # number of the execution with this peak
+    peak_index: int | None = None  # number of the execution with `peak_mib`
     asked: int = 0  # queries
     cached: int = 0  # answers that came from the cache
-    usage: Usage = field(default_factory=Usage)  # The calls, tokens and cost of the language model.
-    total_usage: Usage | None = None  # The usage by all attempts, if a ledger has it.
-    providers: dict[str, None] = field(default_factory=dict[str, None])
+    usage: Usage = field(default_factory=Usage)  # calls, tokens and cost of the language model
+    total_usage: Usage | None = None  # `usage` of all attempts, if the ledger has it
+    providers: set[str] = field(default_factory=set[str])  # with their levels of isolation
     failures: FailureReasons = field(default_factory=FailureReasons)
     first_result: Result | None = None
     points: Sample[ChartPoint] = field(default_factory=partial(Sample[ChartPoint], MAX_POINTS))
@@ -147,42 +147,56 @@ class RunSummary:
 
     def add(self, outcome: Outcome) -> None:
         """Count one outcome."""
-        meta, queries = outcome.meta, outcome.meta.queries
-        index = self.done if meta.index is None else meta.index
+        index = self.done if outcome.meta.index is None else outcome.meta.index
         self.done += 1
+        self._add_meta(index, outcome.meta)
+        if isinstance(outcome, Result):
+            self._count_result(outcome)
+        else:
+            self._count_failure(index, outcome)
+        row = self._groups.add(outcome)
+        if row is outcome:
+            self._add_row(index, outcome)
+        elif row is not None:
+            self._add_row(row.meta.index or 0, row)
+
+    def _add_meta(self, index: int, meta: Meta) -> None:
+        """Add the use of resources and of models, the displays and the files of an execution."""
         self.seconds += meta.seconds
         if meta.cpu_seconds is not None:
             self.cpu_seconds = (self.cpu_seconds or 0.0) + meta.cpu_seconds
         if meta.peak_mib is not None and (self.peak_mib is None or meta.peak_mib > self.peak_mib):
             self.peak_mib, self.peak_index = meta.peak_mib, index
         self.retried += meta.attempt > 1
-        self.providers.setdefault(f"{meta.provider} ({meta.isolation})" if meta.isolation else meta.provider)
+        if meta.provider:
+            self.providers.add(f"{meta.provider} ({meta.isolation})" if meta.isolation else meta.provider)
         self.displays.add(meta)
         self.collected += len(meta.collected)
         self.not_collected += len(meta.not_collected)
+        queries = meta.queries
         self.asked += queries.asked
         self.cached += queries.cached
         self.usage += Usage(queries.calls, queries.prompt_tokens, queries.completion_tokens, queries.cost)
-        if isinstance(outcome, Result):
-            self.succeeded += 1
-            has_exited = get_status(outcome) == "exited"
-            self.exited += has_exited
-            self.silent += not (meta.submitted or meta.pruned or has_exited)
-            if self.first_result is None:
-                self.first_result = outcome
-        else:
-            self.failures.add(index, outcome)
-            was_unfinished = get_status(outcome) == "unfinished"
-            self.not_run += isinstance(outcome.error, NotRun)
-            self.unfinished += was_unfinished
-            if len(self.failed_indexes) < MAX_POINTS and not was_unfinished:
-                self.failed_indexes.append(index if meta.group is None else meta.group)
-        row = self._groups.add(outcome)
-        if row is not None:
-            self._add_row(index if row is outcome else row.meta.index or 0, row)
+
+    def _count_result(self, result: Result) -> None:
+        self.succeeded += 1
+        has_exited = get_status(result) == "exited"
+        self.exited += has_exited
+        self.silent += not (result.meta.submitted or result.meta.pruned or has_exited)
+        if self.first_result is None:
+            self.first_result = result
+
+    def _count_failure(self, index: int, failure: Failure) -> None:
+        self.failures.add(index, failure)
+        self.not_run += isinstance(failure.error, NotRun)
+        if get_status(failure) == "unfinished":
+            self.unfinished += 1
+        elif len(self.failed_indexes) < MAX_POINTS:
+            group = failure.meta.group
+            self.failed_indexes.append(index if group is None else group)
 
     def close_groups(self) -> None:
-        """Add the rows of the groups whose repeats have not all an outcome. Call this once, after all outcomes."""
+        """Add the rows of the groups that lack repeats. Call this once, after all outcomes."""
         for group in self._groups.close_rest():
             self._add_row(group.meta.index or 0, group)
 
@@ -203,12 +217,13 @@ class RunSummary:
             self._add_points(index, outcome)
 
     def _add_points(self, index: int, result: Result) -> None:
-        """Consider a result as the best, and add its points to the charts."""
+        """Compare a result with the best, and add its points to the charts."""
         spec, meta = self.spec, result.meta
         if meta.reports:
             reports = sorted(meta.reports)
-            every = max(1, len(reports) // MAX_CURVE_POINTS)
-            finite = [(step, value) for step, value in (*reports[::every], reports[-1]) if is_score(value)]
+            stride = max(1, len(reports) // MAX_CURVE_POINTS)
+            sample = [*reports[::stride], reports[-1]]
+            finite = [(step, value) for step, value in sample if is_score(value)]
             self.curves.add(Curve(index, finite, is_pruned=meta.pruned))
         if not spec.objectives:
             self.points.add(ChartPoint(index, meta.variables, (meta.seconds,)))

@@ -13,6 +13,7 @@ WIDTH, HEIGHT = 760, 400  # pixels of the picture
 LEFT, RIGHT, TOP, BOTTOM = 84, 736, 44, 344  # edges of the plot in the picture, in pixels
 LOG_SCALE_RATIO = 1000  # an axis is logarithmic if its greatest value is this many times its least, or more
 LEAST_SPAN = 1e-300  # the least span of an axis: floats have no ticks within a smaller one
+MAX_TICKS = 12
 MAX_LABEL_CHARACTERS = 80
 MANY_DOTS = 200  # more dots are smaller
 # Each colour is a variable in the picture's CSS. The page, or the browser, decides whether it is light or dark.
@@ -20,8 +21,6 @@ COLORS = ("ink", "grid", "paper", "dot", "line", "failure")
 LIGHT = ("#1c2430", "#dfe4ea", "#fff", "#2b6cb0", "#b45309", "#c53030")
 DARK = ("#dde3ea", "#39434f", "#161b22", "#6cb0f5", "#f0a742", "#ff7b72")
 INK, GRID, PAPER, DOT, LINE, FAILURE = (f"var(--{name})" for name in COLORS)
-# Five colours of the colour map Viridis, from dark to light. Its steps look even, also in print.
-COLOR_SCALE = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))
 XML_ESCAPES = {0xFFFE: "?", 0xFFFF: "?"}  # the only characters from `escape_text` that XML cannot contain
 
 
@@ -31,13 +30,19 @@ class Axis:
     def __init__(
         self, low: float, high: float, start: float, end: float, *, whole: bool = False, room: float = 0.04
     ) -> None:
+        """Make an axis for numbers from `low` to `high`, which have the pixels `start` and `end`.
+
+        With `whole` the ticks are integers. Otherwise the part `room` of the axis is free at each end.
+        """
         self.whole = whole
-        self.log = not whole and low > 1e-300 and high / low >= LOG_SCALE_RATIO
+        self.log = not whole and low > LEAST_SPAN and high / low >= LOG_SCALE_RATIO
         low, high = self._scale(low), self._scale(high)
-        spare = 0.0 if whole else (high - low) * room
-        if high - low <= max(abs(high) * 1e-12, LEAST_SPAN):
-            spare = 0.5 if whole else max(abs(high), 1.0) * 0.05
-        self.low, self.high, self._start, self._end = low - spare, high + spare, start, end
+        has_one_value = high - low <= max(abs(high) * 1e-12, LEAST_SPAN)
+        if whole:
+            margin = 0.5 if has_one_value else 0.0
+        else:
+            margin = max(abs(high), 1.0) * 0.05 if has_one_value else (high - low) * room
+        self.low, self.high, self._start, self._end = low - margin, high + margin, start, end
 
     def _scale(self, value: float) -> float:
         return math.log10(value) if self.log else float(value)
@@ -55,10 +60,14 @@ class Axis:
             return [10.0**power for power in range(first, last + 1, every)]
         span = (self.high - self.low) / 5
         unit = 10.0 ** math.floor(math.log10(span))
-        step = next((unit * factor for factor in (1, 2, 5, 10) if unit * factor >= span), span)
-        step = max(1.0, step) if self.whole else step
-        first = math.ceil(self.low / step - 1e-9)
-        return [number * step for number in range(first, math.floor(self.high / step + 1e-9) + 1)][:12]
+        step = unit * 10
+        for factor in (5, 2, 1):
+            if unit * factor >= span:
+                step = unit * factor
+        if self.whole:
+            step = max(1.0, step)
+        first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
+        return [number * step for number in range(first, last + 1)][:MAX_TICKS]
 
 
 class Drawing:
@@ -73,8 +82,8 @@ class Drawing:
     ) -> None:
         """Add a text on one line, with `more` attributes."""
         clean = html.escape(escape_text(shorten(text, MAX_LABEL_CHARACTERS)).translate(XML_ESCAPES))
-        place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
-        self._shapes.append(f'<text {place} font-size="{size}" fill="{fill}"{more}>{clean}</text>')
+        position = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
+        self._shapes.append(f'<text {position} font-size="{size}" fill="{fill}"{more}>{clean}</text>')
 
     def add_path(self, path: str, style: str) -> None:
         """Add the path, which is SVG."""
@@ -95,11 +104,7 @@ class Drawing:
 
     def write(self, height: float = HEIGHT) -> str:
         """Return the picture as SVG."""
-        light, dark = (
-            "".join(f"--{name}:{color};" for name, color in zip(COLORS, colors, strict=True))
-            for colors in (LIGHT, DARK)
-        )
-        style = f"svg{{{light}}}@media(prefers-color-scheme:dark){{svg{{{dark}}}}}"
+        style = f"svg{{{_list_colors(LIGHT)}}}@media(prefers-color-scheme:dark){{svg{{{_list_colors(DARK)}}}}}"
         size = f'width="{WIDTH}" height="{height:.0f}" viewBox="0 0 {WIDTH} {height:.0f}"'
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="system-ui, sans-serif"><style>{style}</style>'
@@ -139,14 +144,11 @@ class Plot(Drawing):
         self.add_text(RIGHT - offset, TOP - 6, text, "end", fill=color)
 
 
+def _list_colors(colors: Sequence[str]) -> str:
+    """Return CSS that sets the variables of `COLORS`."""
+    return "".join(f"--{name}:{color};" for name, color in zip(COLORS, colors, strict=True))
+
+
 def shorten(text: str, length: int) -> str:
     """Return the text, cut to a length."""
     return text if len(text) <= length else text[: length - 3] + "..."
-
-
-def shade(share: float) -> str:
-    """Return the colour for a share, which is from 0 to 1."""
-    place = min(max(share, 0.0), 1.0) * (len(COLOR_SCALE) - 1)
-    low = min(int(place), len(COLOR_SCALE) - 2)
-    channels = zip(COLOR_SCALE[low], COLOR_SCALE[low + 1], strict=True)
-    return "#" + "".join(f"{round(a + (b - a) * (place - low)):02x}" for a, b in channels)

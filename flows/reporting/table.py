@@ -11,17 +11,7 @@ from ...sandbox.outcomes.text_escape import escape_text
 from ...sandbox.result import Failure, Outcome
 from ...tasks.ledger.run_record import ReportSpec
 from .best_trials import compute_losses, is_score, read_scores
-from .columns import (
-    COLUMNS,
-    INDEX,
-    OUTCOME,
-    OUTPUTS,
-    VARIABLES,
-    Columns,
-    Key,
-    Tables,
-    get_values,
-)
+from .columns import COLUMNS, INDEX, OUTCOME, OUTPUTS, VARIABLES, Column, Columns, Key, Tables, get_values
 from .groups import list_hidden_fields
 
 EXIT_NOTE = "ended by sys.exit before SUBMIT"  # the note of a result without fields
@@ -31,8 +21,10 @@ NO_FEASIBLE_TRIAL = "no trial is feasible"
 CELL = 40  # characters of a value that a cell shows
 MAX_SHOWN_ROWS = 200  # rows of a table on a terminal, at a prompt or in a notebook; the ledger has all rows
 
-Rank = tuple[int, float, int]  # sorts rows, the best first
-Row = tuple[Rank, dict[Key, Any]]  # a row's rank, which ends with the execution's number, and its cells
+Rank = tuple[int, float, int]  # sorts rows, the best first; it ends with the execution's number
+Row = tuple[Rank, dict[Key, Any]]  # a row's rank and cells
+# The first item of a rank, for tables with objectives.
+FEASIBLE, UNRANKED, DIVERGED, WITHOUT_SCORE, FAILED = range(5)
 
 # A field may be a list of a million numbers: `reprlib` formats only the part that fits a cell.
 _brief = reprlib.Repr()
@@ -62,23 +54,36 @@ class OutcomeTable:
 
     def add(self, index: int, outcome: Outcome) -> None:
         """Add a row for an execution with this number, or for a group of repeats."""
-        variables, fields = (get_values(outcome, source) for source in (VARIABLES, OUTPUTS))
-        hidden = set[str]() if self._spec.repeats is None else list_hidden_fields([outcome], self._spec)
+        variables, fields = outcome.meta.variables, get_values(outcome, OUTPUTS)
         self.columns.add(VARIABLES, variables)
-        # Code often submits its variables beside its results. The table shows these values once.
-        new = [name for name, value in fields.items() if name not in variables or not _are_same(variables[name], value)]
-        self.columns.add(OUTPUTS, [name for name in new if name not in hidden])
+        self.columns.add(OUTPUTS, self._list_new_fields(outcome))
         rank, note = rank_outcome(index, outcome, self._spec)
         cells: dict[Key, Any] = {column.key: column.get_value(outcome) for column in self._standard}
         cells |= {INDEX.key: index, OUTCOME.key: note}
-        shown_variables, shown_fields = self.columns.types.values()
-        cells |= {(VARIABLES, name): _shorten(value) for name, value in variables.items() if name in shown_variables}
-        # A field that equals its variable here may differ from it in a later row.
-        shown = shown_fields.keys() | shown_variables.keys()
-        cells |= {(OUTPUTS, name): _shorten(value) for name, value in fields.items() if name in shown}
+        shown_variables, shown_fields = self.columns.types[VARIABLES], self.columns.types[OUTPUTS]
+        for name, value in variables.items():
+            if name in shown_variables:
+                cells[VARIABLES, name] = _shorten(value)
+        for name, value in fields.items():
+            # A field that equals its variable in this row may differ from it in a later row, and get a column then.
+            if name in shown_fields or name in shown_variables:
+                cells[OUTPUTS, name] = _shorten(value)
         self._rows.append((rank, cells))
         if self._max_rows is not None and len(self._rows) > 2 * self._max_rows:
             self._rows = self._sort_rows()
+
+    def _list_new_fields(self, outcome: Outcome) -> list[str]:
+        """Return the fields that need a column: no statistics of repeats that are hidden, and no repeated variables.
+
+        Code often submits its variables beside its results. The table shows these values once.
+        """
+        variables, hidden = outcome.meta.variables, list_hidden_fields(outcome, self._spec)
+        names: list[str] = []
+        for name, value in get_values(outcome, OUTPUTS).items():
+            is_variable = name in variables and _are_same(variables[name], value)
+            if not is_variable and name not in hidden:
+                names.append(name)
+        return names
 
     def _sort_rows(self) -> list[Row]:
         if self._max_rows is None:
@@ -93,24 +98,19 @@ class OutcomeTable:
             tables: The tables whose columns are wanted. By default those of this table.
         """
         columns = self.columns.name_all(self._tables if tables is None else tables, for_people=True)
-        rows = [[name for name, _ in columns]]
-        for cells in self._mark_cells(best):
-            row: list[str] = []
-            for _, column in columns:
-                cell = cells.get(column.key)
-                text = column.format.format(cell) if column.format and cell is not None else format_cell(cell)
-                row.append("" if cell is None else text)
-            rows.append(row)
-        return rows
+        header = [name for name, _ in columns]
+        marked = self._mark_cells(best)
+        return [header, *([_format(column, cells.get(column.key)) for _, column in columns] for cells in marked)]
 
     def build_records(self, best: Collection[int], limit: int) -> list[dict[str, Any]]:
         """Return the first rows as dicts by column, at most `limit`, with numbers as numbers."""
         columns = self.columns.name_all(Tables.LEDGER)
         records: list[dict[str, Any]] = []
         for cells in itertools.islice(self._mark_cells(best), limit):
-            record = {name: cells.get(column.key) for name, column in columns}
-            seconds = record["seconds"] and round(record["seconds"], 3)
-            records.append({**record, "seconds": seconds, "outcome": record["outcome"] or "succeeded"})
+            record: dict[str, Any] = {name: cells.get(column.key) for name, column in columns}
+            record["seconds"] = round(record["seconds"], 3)
+            record["outcome"] = record["outcome"] or "succeeded"
+            records.append(record)
         return records
 
     def _mark_cells(self, best: Collection[int]) -> Iterator[dict[Key, Any]]:
@@ -121,34 +121,47 @@ class OutcomeTable:
             yield {**cells, OUTCOME.key: mark} if is_marked else cells
 
 
+def _format(column: Column, cell: Any) -> str:
+    if cell is None:
+        return ""
+    return column.format.format(cell) if column.format else format_cell(cell)
+
+
 def _shorten(value: Any) -> bool | float | str:
-    return format_cell(value) if isinstance(value, str) or not is_score(value) else value
+    return value if is_score(value) else format_cell(value)
 
 
 def _are_same(variable: Any, field: Any) -> bool:
-    return type(variable) is type(field) and (variable == field or (variable != variable and field != field))
+    """Return whether two values have the same type and are equal, or are both NaN."""
+    are_nan = variable != variable and field != field
+    return type(variable) is type(field) and (variable == field or are_nan)
 
 
 def rank_outcome(index: int, outcome: Outcome, spec: ReportSpec) -> tuple[Rank, str]:
     """Return the rank of an outcome's row, and the note on it. Without objectives, executions keep their order."""
-    has_objectives = bool(spec.objectives)
+    note = ""
     if isinstance(outcome, Failure):
-        return (3 if has_objectives else 0, 0.0, index), describe_error(outcome)
-    exit_note = EXIT_NOTE if get_status(outcome) == "exited" else ""
-    if not has_objectives:
-        return (0, 0.0, index), exit_note
+        note = describe_error(outcome)
+    elif get_status(outcome) == "exited":
+        note = EXIT_NOTE
+    if not spec.objectives:
+        return (0, 0.0, index), note
+    if isinstance(outcome, Failure):
+        return (FAILED, 0.0, index), note
     if outcome.meta.pruned:
-        return (1, 0.0, index), "pruned"
+        return (UNRANKED, 0.0, index), "pruned"
     scores = read_scores(outcome, spec)
     if scores is None:
         missing = "without all objectives as numbers"
         if spec.objective is not None:
             missing = f"no number as {format_cell(spec.objective)}"
-        return (2, 1.0, index), exit_note or missing
+        return (WITHOUT_SCORE, 0.0, index), note or missing
     if not all(map(math.isfinite, scores)):
-        return (2, 0.0, index), "diverged"
+        return (DIVERGED, 0.0, index), "diverged"
     loss = compute_losses(scores, spec)[0] if len(scores) == 1 else 0.0
-    return ((0, loss, index), "") if spec.is_feasible(outcome.outputs) else ((1, loss, index), INFEASIBLE)
+    if not spec.is_feasible(outcome.outputs):
+        return (UNRANKED, loss, index), INFEASIBLE
+    return (FEASIBLE, loss, index), ""
 
 
 def describe_error(failure: Failure) -> str:
@@ -171,7 +184,9 @@ def format_variables(variables: Mapping[str, Any], limit: int | None = None) -> 
 def format_cell(value: Any) -> str:
     """Return a value as a cell shows it: numbers to six digits, and at most `CELL` characters."""
     if isinstance(value, str):
-        text = value[: CELL + 1]
+        text = value
+    elif isinstance(value, float):
+        text = f"{value:.6g}"
     else:
-        text = f"{value:.6g}" if isinstance(value, float) else _brief.repr(value)
+        text = _brief.repr(value)
     return text if len(text) <= CELL else text[: CELL - 3] + "..."
