@@ -35,36 +35,39 @@ INHERIT_EXIT = 70  # EX_SOFTWARE: a child that could not even report why it fail
 
 
 class OutputStream:
-    """One of an execution's output streams: it returns the first half of the cap at once and keeps the last half."""
+    """One of an execution's output streams, cut to `cap` characters: the beginning and the end of the output are kept.
+
+    The beginning, half of the cap, is sent at once. The end is kept here until the execution ends.
+    """
 
     def __init__(self, cap: int) -> None:
         self._decoder = getincrementaldecoder("utf-8")("replace")
-        self._head = cap // 2
-        self._cap = cap - cap // 2
+        self._head_room = cap // 2  # characters that may still be sent at once
+        self._tail_cap = cap - cap // 2
         self._tail = ""
         self.dropped = 0  # characters
 
     def feed(self, data: bytes, final: bool = False) -> str:
         """Add output and return the text to send now."""
         text = self._decoder.decode(data, final)
-        now = text[: self._head]
-        self._head -= len(now)
-        self._tail += text[len(now) :]
-        if len(self._tail) > 2 * self._cap:
+        head = text[: self._head_room]
+        self._head_room -= len(head)
+        self._tail += text[len(head) :]
+        if len(self._tail) > 2 * self._tail_cap:
             self._trim()
-        return now
+        return head
 
     def finish(self) -> tuple[str, str]:
-        """Return the rest of the first half from the decoder, and the last half."""
-        now = self.feed(b"", final=True)
+        """Return the text of an incomplete last character that belongs to the beginning, and the end of the output."""
+        head = self.feed(b"", final=True)
         self._trim()
-        return now, self._tail
+        return head, self._tail
 
     def _trim(self) -> None:
-        over = len(self._tail) - self._cap
-        if over > 0:
-            self.dropped += over
-            self._tail = self._tail[over:]
+        excess = len(self._tail) - self._tail_cap
+        if excess > 0:
+            self.dropped += excess
+            self._tail = self._tail[excess:]
 
 
 class Execution:
@@ -98,19 +101,20 @@ class Execution:
         self.due_at = self.started_at + self.timeout
 
     def set_end(self, grace: float) -> None:
+        """Mark the execution as ending, and schedule the next interrupt or the kill in `grace` seconds."""
         self.is_ending, self.due_at = True, time.monotonic() + grace
 
     def set_interrupted_end(self, grace: float, process: ChildProcess) -> None:
         """Schedule the kill of an execution that was just interrupted. In a context two more interrupts come first.
 
-        The state of a context is worth them: code that awaits can catch the first interrupt, and one can be lost.
-        Python drops exceptions raised in a finalizer, and keeps sleeping if the signal came just before the sleep.
+        The kill would lose the context's state, and an interrupt may have no effect: code that awaits can catch it, and
+        Python drops it in a finalizer or just before a sleep.
         """
         self.set_end(grace)
         self.interrupts_left = 0 if process.context is None else 2
 
-    def encode_end(self, code: int | None, number: int | None) -> tuple[dict[str, Any], bytes]:
-        """Return the end frame; `code` and `number` are the exit status and signal of an ended process."""
+    def encode_end(self, exit_code: int | None, signal_number: int | None) -> tuple[dict[str, Any], bytes]:
+        """Return the header and the body of the end frame. One of the arguments is set if the process has ended."""
         header: dict[str, Any] = {"op": "end", "id": self.id, "seconds": time.monotonic() - self.started_at}
         if self.usage is not None:
             header["cpu_microseconds"], header["peak_kib"] = self.usage
@@ -119,10 +123,11 @@ class Execution:
             return header, self.submitted
         header["status"] = self.end_cause or self.status or "crashed"
         if header["status"] == "crashed":
-            header["exit_code"], header["signal"] = code, number
+            header["exit_code"], header["signal"] = exit_code, signal_number
         return header, self.outcome or b"null"
 
     def read_output(self, stream: str, data: bytes) -> str:
+        """Add output of a stream, "stdout" or "stderr", and return the text to send now."""
         if stream not in self.streams:
             self.streams[stream] = OutputStream(self._output_cap)
         return self.streams[stream].feed(data)
@@ -131,9 +136,9 @@ class Execution:
 class ChildProcess:
     """A confined child that waits for an execution or runs one.
 
-    `waiting` holds the next executions of its context. `unconfined` is the error if the child could not be confined.
-    `is_broken` is true after an invalid frame from the child. `is_collector` is true for a child that runs no code and
-    sends files.
+    `waiting` holds the next executions of its context, with their bodies. `unconfined` is the error, as JSON, if the
+    child could not be confined. `is_broken` is True after an invalid frame from the child. `is_collector` is True for a
+    child that runs no code and sends files.
     """
 
     def __init__(self, pid: int, reads: int, writes: int, outputs: dict[str, int], loop: EventLoop) -> None:
@@ -156,9 +161,10 @@ class ChildProcess:
         self._loop = loop
 
     def subtract_cpu(self, total: int) -> int:
-        """Return the CPU microseconds since the last call; `total` is the CPU time of the whole process."""
-        used, self._cpu_microseconds = max(0, total - self._cpu_microseconds), total
-        return used
+        """Return the CPU microseconds since the last call. `total` has those of the whole process."""
+        used = total - self._cpu_microseconds
+        self._cpu_microseconds = total
+        return max(0, used)  # the code's process may report a wrong total
 
     def list_fds(self) -> list[int]:
         return [self.reads, self.writes, *self.outputs.values()]
@@ -180,13 +186,12 @@ class ChildProcess:
         self.send(header, body)
 
     def has_ended_with_all(self, execution: Execution) -> bool:
-        """Kill the processes that an ended execution in a context started, and return whether all were killed.
+        """Kill the processes that an interrupted execution in a context started, and return whether all were killed.
 
-        Only executions that the supervisor ended are cleaned up. If the processes fork as fast as they are killed, kill
-        the child too: the context ends.
+        If they fork as fast as they are killed, kill the child too: the context ends.
         """
         if not execution.end_cause:
-            return True  # processes that the code left running belong to the context's state
+            return True  # The execution ended by itself, so its processes belong to the context's state.
         since = time.clock_gettime(time.CLOCK_BOOTTIME) - (time.monotonic() - execution.started_at)
         if kill_descendants(self.pid, since):
             return True
@@ -194,6 +199,7 @@ class ChildProcess:
         return False
 
     def send(self, header: dict[str, Any], body: bytes) -> None:
+        """Send a frame to the child now as far as the pipe has room, and the rest when it has."""
         parts = encode_frame_parts(header, body)
         if not self.backlog:  # the usual case; avoids copying a large body
             try:
@@ -205,10 +211,8 @@ class ChildProcess:
             self._flush()
 
     def send_settings(self, settings: dict[str, Any], body: bytes) -> None:
-        """Send the settings (`body` is their JSON) to a child that was forked before they were known.
-
-        If the process limit counts the user's other processes, this child was among them, so lower the limit by one.
-        """
+        """Send the settings (`body` is their JSON) to a child that was forked before they were known."""
+        # A process limit that counts the user's other processes was computed with this child among them.
         if settings["confinement"].get("counts_user"):
             settings["confinement"]["limits"]["NPROC"] -= 1
             body = dumps(settings).encode("utf-8")
@@ -221,18 +225,20 @@ class ChildProcess:
 
 def open_pipes() -> tuple[list[int], list[int]]:
     """Open a child's pipes; return the child's ends (channel in and out, stdout, stderr) and ours. Raises OSError."""
-    pipes: list[tuple[int, int]] = []
+    ends: list[int] = []
+    ours: list[int] = []
     try:
-        while len(pipes) < 4:
-            pipes.append(os.pipe())
+        for name in ("channel in", "channel out", "stdout", "stderr"):
+            reads, writes = os.pipe()
+            is_to_child = name == "channel in"
+            ends.append(reads if is_to_child else writes)
+            ours.append(writes if is_to_child else reads)
     except OSError:
-        close_all([fd for pipe in pipes for fd in pipe])
+        close_all(ends + ours)
         raise
-    (in_reads, in_writes), *outgoing = pipes
-    ours = [in_writes, *(reads for reads, _ in outgoing)]
     for fd in ours:
         os.set_blocking(fd, False)
-    return [in_reads, *(writes for _, writes in outgoing)], ours
+    return ends, ours
 
 
 def close_all(fds: list[int]) -> None:
@@ -241,6 +247,7 @@ def close_all(fds: list[int]) -> None:
 
 
 def build_child(pid: int, ours: list[int], loop: EventLoop) -> ChildProcess:
+    """Return the child of a process id and our ends of its pipes."""
     in_writes, out_reads, stdout, stderr = ours
     return ChildProcess(pid, out_reads, in_writes, {"stdout": stdout, "stderr": stderr}, loop)
 
@@ -270,30 +277,36 @@ class ChildSource:
         With `requests`, a socket, the child runs the code of `prepare` and is then forked for each execution.
         """
         runner, supervisor = self._runner, os.getpid()
+        has_forks = requests is not None
 
         def run_code() -> None:
             if self._start_file is not None:
-                start_fresh_python(supervisor, is_forked_on=requests is not None)
+                start_fresh_python(supervisor, has_forks=has_forks)
             runner.enter_process()
             runner.apply_settings(self._settings)
-            serve_code(runner, self.confinement, supervisor, is_forked_on=requests is not None)
+            serve_code(runner, self.confinement, supervisor, has_forks=has_forks)
 
         return self.fork(run_code, requests, self._start_file)
 
     def fork(
         self, work: Callable[[], None], requests: int | None = None, start_file: int | None = None
     ) -> ChildProcess:
-        """Fork a child that runs `work` and then exits with status 0. Raises OSError."""
+        """Fork a child that runs `work` and then exits with status 0. Raises OSError.
+
+        The child keeps its pipes, the socket `requests` and the file `start_file`, at fixed descriptors in this order.
+        """
         supervisor_fds = self._list_fds()
 
         def run(supervisor: int, ends: list[int], ours: list[int]) -> None:
-            highest = leave_supervisor([*ends, *([] if requests is None else [requests])], supervisor_fds + ours)
-            kept = FORK_REQUESTS + (requests is not None)
+            own_fds, first_to_close = ends, FORK_REQUESTS
+            if requests is not None:
+                own_fds, first_to_close = [*ends, requests], FORK_REQUESTS + 1
+            highest = leave_supervisor(own_fds, supervisor_fds + ours)
             if start_file is not None:
-                os.dup2(start_file, kept)
-                kept += 1
-            confine(self.confinement, supervisor, is_forked_on=requests is not None)
-            os.closerange(kept, highest + 1)
+                os.dup2(start_file, first_to_close)
+                first_to_close += 1
+            confine(self.confinement, supervisor, has_forks=requests is not None)
+            os.closerange(first_to_close, highest + 1)
             work()
             os._exit(0)
 
@@ -301,7 +314,7 @@ class ChildSource:
         return build_child(*fork_process(run), self.loop)
 
     def run(self, work: Callable[[], None], seconds: float) -> None:
-        """Run `work` in a child, and kill the child after that time. Raises OSError."""
+        """Run `work` in a child, and kill the child after `seconds`. Raises OSError."""
         child = self.fork(work)
         wait_for_end(child.pid, seconds)
         kill_session(child.pid)
@@ -312,7 +325,7 @@ class ChildSource:
 def fork_process(run: Callable[[int, list[int], list[int]], None]) -> tuple[int, list[int]]:
     """Fork a process that calls `run` and exits; return its id and our ends of its pipes. Raises OSError.
 
-    `run` gets the caller's process id, the child's ends of the pipes, and our ends, which `run` must close.
+    `run` gets the caller's process id, the child's ends of the pipes, and our ends, which it must close.
     """
     ends, ours = open_pipes()
     supervisor = os.getpid()
@@ -333,18 +346,21 @@ def fork_process(run: Callable[[int, list[int], list[int]], None]) -> tuple[int,
 
 
 def leave_supervisor(ends: list[int], supervisor_fds: list[int]) -> int:
-    """Detach the calling child from the supervisor; return the highest descriptor that is not the child's own."""
+    """Detach the calling child from the supervisor, and move `ends`, the child's own descriptors, to fixed numbers.
+
+    Return the highest descriptor that may still be open and must be closed, as must all above the fixed ones.
+    """
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_DFL)
     os.setsid()
-    close_all(supervisor_fds)  # This comes first, so that descriptors are free for the next steps.
+    close_all(supervisor_fds)  # before new descriptors are opened: the limit may be reached
     return max(*place_descriptors(ends), *supervisor_fds, *ends)
 
 
-def confine(confinement: Confinement, supervisor: int, *, is_forked_on: bool = False) -> None:
+def confine(confinement: Confinement, supervisor: int, *, has_forks: bool = False) -> None:
     """Confine the calling child. On failure report the error to the supervisor and exit."""
     try:
-        confinement.confine(supervisor, is_forked_on=is_forked_on)
+        confinement.confine(supervisor, has_forks=has_forks)
     except OSError as error:
         report_unconfined(error)

@@ -69,11 +69,8 @@ class Collection:
         self._token = token
         matches = self._find_matches()
         for pattern in self._patterns:
-            path = "/".join(pattern)
-            # A pattern without wildcards names one file, so report it if missing: it may be mistyped.
-            if all(map(is_literal, pattern)) and not any(path == at or path.startswith(at + "/") for at in matches):
-                is_directory = os.path.isdir(path)
-                self._refuse(path, "is a directory: end the pattern with /**" if is_directory else "is not there")
+            if all(map(is_literal, pattern)):
+                self._refuse_missing("/".join(pattern), matches)
         for path, listed in sorted(matches.items()):
             if self._before.get(path) == _describe(listed):
                 continue
@@ -88,20 +85,29 @@ class Collection:
         if self._refusals > MAX_REFUSALS:
             self._send({"path": "", "reason": f"{self._refusals - MAX_REFUSALS:,} more files were not collected"})
 
+    def _refuse_missing(self, path: str, matches: dict[str, os.stat_result]) -> None:
+        """Report the path of a pattern without wildcards if nothing matches: the pattern may be mistyped."""
+        for match in matches:
+            if path == match or path.startswith(match + "/"):
+                return
+        is_directory = os.path.isdir(path)
+        self._refuse(path, "is a directory: end the pattern with /**" if is_directory else "is not there")
+
     def _find_matches(self) -> dict[str, os.stat_result]:
-        """Return matching entries by path, also links that may lead to matches, and directories that are too deep."""
+        """Return the states of matching files by path, also of links and too deep directories, which are refused."""
         matches: dict[str, os.stat_result] = {}
-        steps = {".": begin_steps(self._patterns)}
-        left = MAX_ENTRIES
+        steps = {".": begin_steps(self._patterns)}  # by directory: what the names below it must match
+        entries = 0
         for folder, directories, files, fd in os.fwalk("."):
-            below = {name: take_step(steps[folder], name) for name in (*directories, *files)}
-            directories.clear()
-            left -= len(below)
-            if left < 0:
+            names = [*directories, *files]
+            directories.clear()  # `fwalk` enters only the directories that are added again
+            entries += len(names)
+            if entries > MAX_ENTRIES:
                 self._is_cut = True
                 break
-            for name, rest in below.items():
-                if not rest or name.startswith((OWN_FILE_PREFIX, CODE_FILE_PREFIX)):
+            for name in names:
+                steps_below = take_step(steps[folder], name)
+                if not steps_below or name.startswith((OWN_FILE_PREFIX, CODE_FILE_PREFIX)):
                     continue
                 try:
                     status = os.stat(name, dir_fd=fd, follow_symlinks=False)
@@ -109,19 +115,25 @@ class Collection:
                     continue  # removed meanwhile
                 path = os.path.join(folder, name)
                 if not stat.S_ISDIR(status.st_mode):
-                    is_found = () in rest or stat.S_ISLNK(status.st_mode)
+                    is_match = () in steps_below or stat.S_ISLNK(status.st_mode)
+                elif not any(steps_below):
+                    is_match = False  # only a file may match
+                elif path.count("/") > MAX_DEPTH:
+                    is_match = True
                 else:
-                    is_found = any(rest) and path.count("/") > MAX_DEPTH
-                    if any(rest) and not is_found:
-                        directories.append(name)
-                        steps[path] = rest
-                if is_found:
-                    matches[path[2:]] = status
+                    is_match = False
+                    directories.append(name)
+                    steps[path] = steps_below
+                if is_match:
+                    matches[path.removeprefix("./")] = status
         return matches
 
     def _send_file(self, path: str, listed: os.stat_result) -> None:
+        """Send a file that has the listed state. Raises Refused and OSError."""
         kind = KINDS.get(stat.S_IFMT(listed.st_mode))
-        problem = f"is {kind}" if kind is not None else find_path_problem(path)
+        if kind is not None:
+            raise Refused(f"is {kind}")
+        problem = find_path_problem(path)
         if problem:
             raise Refused(problem)
         fd = os.open(path, FILE_FLAGS)
@@ -130,19 +142,20 @@ class Collection:
             if (status.st_dev, status.st_ino) != (listed.st_dev, listed.st_ino):
                 raise Refused("was exchanged for something else meanwhile")
             self._count_file(path, status.st_size)
-            left, piece = status.st_size, os.read(fd, PIECE_BYTES)
-            while piece and left > len(piece):
+            unread = status.st_size
+            piece = os.read(fd, PIECE_BYTES)
+            while piece and unread > len(piece):
                 self._send_piece(path, piece, is_last=False)
-                left -= len(piece)
+                unread -= len(piece)
                 piece = os.read(fd, PIECE_BYTES)
-            after = os.fstat(fd)
-            if left != len(piece) or (after.st_size, after.st_mtime_ns) != (status.st_size, status.st_mtime_ns):
+            if unread != len(piece) or _describe(os.fstat(fd)) != _describe(status):
                 raise Refused("changed while it was read")
             self._send_piece(path, piece, is_last=True)
         finally:
             os.close(fd)
 
     def _count_file(self, path: str, size: int) -> None:
+        """Count a file against the limits of an execution. Raises Refused if it exceeds one."""
         if self._files >= MAX_COLLECTED_FILES:
             raise Refused(f"exceeds the {MAX_COLLECTED_FILES:,} files that an execution may collect")
         if size > self._room_bytes:
@@ -176,23 +189,24 @@ class Collection:
 
 
 def _describe(status: os.stat_result) -> tuple[int, ...]:
+    """Return numbers that change if the file changes."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def encode_collected(number: int, reason: str) -> tuple[dict[str, Any], bytes]:
-    """Return the frame that ends an execution's files; `reason` says why some are missing, or is empty."""
+    """Return the frame that ends an execution's files. `reason` says why some are missing; it is empty if none is."""
     return {"op": "collected", "id": number}, dumps(reason).encode("utf-8", "replace")
 
 
 def encode_collector_end(
-    process: ChildProcess, sending: Execution, code: int | None, number: int | None
+    process: ChildProcess, sending: Execution, exit_code: int | None, signal_number: int | None
 ) -> tuple[dict[str, Any], bytes]:
-    """Return the frame that ends an execution's files, for a child that ended with this exit status or signal."""
+    """Return the frame that ends an execution's files, for a collecting child with this exit code or signal."""
     reason = ""
     if process.unconfined is not None:
         reason = loads(process.unconfined.decode("utf-8"))["message"]
     elif sending.end_cause == "timeout":
         reason = f"it took more than {COLLECT_TIMEOUT_SECONDS:g} s"
-    elif code != 0:
-        reason = f"the process that reads them {describe_end(code, number)}"
+    elif exit_code != 0:
+        reason = f"the process that reads them {describe_end(exit_code, signal_number)}"
     return encode_collected(sending.id, reason)

@@ -20,27 +20,44 @@ PRCTL_OPTIONS = {
     "PR_SET_CHILD_SUBREAPER": 36, "PR_SET_NO_NEW_PRIVS": 38, "PR_CAP_AMBIENT": 47,
 }  # fmt: skip
 
+CAPABILITY_VERSION = 0x20080522
 LIBC: Any = CDLL(None, use_errno=True)
 # Looking the functions up here spares each fork the lookup.
 LIBC.prctl.argtypes = [c_int, *[c_ulong] * 4]
 LIBC.syscall.restype = LIBC.capset.restype = c_int
 
 
+def set_capabilities(capabilities: int) -> None:
+    """Set the effective, permitted and inheritable capabilities of the calling process. Raises OSError."""
+    header = CAPABILITY_VERSION.to_bytes(4, sys.byteorder) + bytes(4)
+    if LIBC.capset(header, capabilities.to_bytes(4, sys.byteorder) * 3 + bytes(12)) < 0:
+        number = get_errno()
+        raise OSError(number, f"capset: {os.strerror(number)}")
+
+
 class SeccompFilter:
     """A seccomp filter in the kernel's layout, built once so that a child that applies it touches few pages."""
 
     OWN_PID = (0x7E57A11D).to_bytes(4, sys.byteorder)  # placeholder for the id of the confined process
+    INSTRUCTION_BYTES = 8
 
     def __init__(self, program: bytes) -> None:
-        self.program = bytearray(program)
-        self.places: list[int] = []  # offsets of OWN_PID
-        while (place := program.find(self.OWN_PID, self.places[-1] + 1 if self.places else 0)) >= 0:
-            self.places.append(place)
-        self._start = c_char.from_buffer(self.program)  # a reference that keeps the buffer at its address
-        length = len(program) // 8 << (0 if sys.byteorder == "little" else 48)
-        fields = (length, addressof(self._start))
-        self._fields = c_char_p(b"".join(field.to_bytes(8, sys.byteorder) for field in fields))
-        self.address = cast(self._fields, c_void_p).value or 0  # address of its struct sock_fprog
+        self._program = bytearray(program)
+        self._pid_offsets: list[int] = []
+        offset = program.find(self.OWN_PID)
+        while offset >= 0:
+            self._pid_offsets.append(offset)
+            offset = program.find(self.OWN_PID, offset + 1)
+        self._start = c_char.from_buffer(self._program)  # a reference that keeps the buffer at its address
+        # struct sock_fprog: a 16-bit number of instructions, padded to 8 bytes, and the program's address.
+        count = (len(program) // self.INSTRUCTION_BYTES).to_bytes(2, sys.byteorder) + bytes(6)
+        self._struct = c_char_p(count + addressof(self._start).to_bytes(8, sys.byteorder))
+        self.address = cast(self._struct, c_void_p).value or 0
+
+    def set_pid(self, pid: int) -> None:
+        """Replace the placeholder by a process id."""
+        for offset in self._pid_offsets:
+            self._program[offset : offset + 4] = pid.to_bytes(4, sys.byteorder)
 
 
 class Confinement:
@@ -49,10 +66,10 @@ class Confinement:
     Settings:
         ``limits``: names of RLIMIT_* to numbers.
         ``counts_user``: the NPROC limit counts the user's other processes.
-        ``uid``: user id to switch to if the supervisor is root.
+        ``uid``: user id of the code; set only if the supervisor is root.
         ``gid``: group id of the files that code makes; by default the number of the uid.
         ``umask``: umask of the code.
-        ``search``: keep the capability to reach the interpreter under a closed home.
+        ``search``: keep the capability CAP_DAC_READ_SEARCH, because Python is in a home that the uid may not enter.
         ``landlock``, ``seccomp``: ruleset and filter.
         ``mounts``: each mount's path, expected device and inode, and the access that Landlock allows.
     """
@@ -70,14 +87,12 @@ class Confinement:
         self.has_domain = bool(settings.get("landlock"))  # each child enters a Landlock domain
         self._filter: SeccompFilter | None = None
         self._is_built = False
-        if settings.get("mounts"):  # They are checked before the sandbox is ready.
+        if settings.get("mounts"):  # Building checks the mounts, which must happen before the sandbox is ready.
             self.build()
 
     def build(self) -> None:
-        """Build the ruleset and the filter, once for all children of this process. Raises OSError.
-
-        Most supervisors have only the child that was forked ahead, which builds its own: 40 files need not be opened.
-        """
+        """Build the ruleset and the filter, once for all children of this process. Raises OSError."""
+        # Building opens 40 files. A supervisor whose only child was forked ahead, and builds its own, never needs it.
         if self._is_built:
             return
         self._is_built = True
@@ -90,6 +105,7 @@ class Confinement:
             self._filter = SeccompFilter(bytes.fromhex(settings["seccomp"]))
 
     def _call(self, name: str, result: int) -> int:
+        """Return the result of a call, or raise OSError if it is negative."""
         if result < 0:
             number = get_errno()
             raise OSError(number, f"{name}: {os.strerror(number)}")
@@ -99,7 +115,7 @@ class Confinement:
         self._call("prctl " + name, LIBC.prctl(PRCTL_OPTIONS[name], *values, *([0] * (4 - len(values)))))
 
     def _build_ruleset(self, settings: dict[str, Any]) -> int:
-        """Build the ruleset once. Each child that enters it gets a separate domain in the kernel."""
+        """Return the descriptor of a new ruleset. Each child that enters it gets a separate domain in the kernel."""
         struct = b"".join(int(settings[attribute]).to_bytes(8, sys.byteorder) for attribute in settings["attributes"])
         made = self._call(
             "landlock_create_ruleset",
@@ -121,9 +137,9 @@ class Confinement:
         self._call("landlock_add_rule " + path, LIBC.syscall(self.LANDLOCK_ADD, ruleset, 1, rule, 0))
 
     def _admit_mount(self, path: str, identity: tuple[int, int], access: int) -> None:
-        """Let children read a mount if it is still the one that the host checked. Raises OSError.
+        """Allow the access to a mount if it still has the identity that the host checked. Raises OSError.
 
-        The owner may meanwhile have replaced the mount, or a directory above it, with a link to something else.
+        Its owner may meanwhile have replaced the mount, or a directory above it, with a link to something else.
         """
         path_fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
         try:
@@ -136,11 +152,11 @@ class Confinement:
             os.close(path_fd)
 
     def adopt_orphans(self, *, adopts: bool = True) -> None:
-        """Start or stop being the parent of descendants whose parent dies, whatever session they moved to."""
+        """Start to adopt descendants whose parent dies, in whatever session they are, or stop it."""
         self._prctl("PR_SET_CHILD_SUBREAPER", adopts)
 
     def signal_at_parent_end(self, number: int = signal.SIGTERM) -> None:
-        """Request a signal when the parent ends, or none with 0. SIGKILL leaves no time to kill other processes."""
+        """Request a signal when the parent ends, or none with 0. After SIGTERM a process can still kill others."""
         self._prctl("PR_SET_PDEATHSIG", number)
 
     def end_with_parent(self, parent: int) -> None:
@@ -160,11 +176,12 @@ class Confinement:
         """Close the calling process's /proc/PID/fd and /proc/PID/mem to other processes of its user."""
         self._prctl("PR_SET_DUMPABLE", 0)
 
-    def confine(self, parent: int, *, is_forked_on: bool = False) -> None:
-        """Confine the calling process, a child of `parent`, for good. Raises OSError; then no code may run.
+    def confine(self, parent: int, *, has_forks: bool = False) -> None:
+        """Confine the calling process, a child of `parent`, for good. No code may run in it after an OSError.
 
-        Every fork inherits the seccomp filter. So if this process `is_forked_on` for executions, the filter accepts
-        only process id 0, which names the caller. If it had this process's id, each fork could signal this process.
+        The filter lets a process signal only itself. If each execution is a fork of this process (`has_forks`), the
+        forks inherit the filter, so it accepts only the id 0, which names the caller: with this process's id, each fork
+        could signal this process.
         """
         self.build()
         self._prctl("PR_SET_DUMPABLE", 1)
@@ -187,21 +204,19 @@ class Confinement:
         for ruleset in self.rulesets:
             self.enter_domain(ruleset)
         if self._filter is not None:
-            pid = 0 if is_forked_on else os.getpid()
-            for place in self._filter.places:
-                self._filter.program[place : place + 4] = pid.to_bytes(4, sys.byteorder)
+            self._filter.set_pid(0 if has_forks else os.getpid())
             self._prctl("PR_SET_SECCOMP", 2, self._filter.address)
         self.close_to_others()  # An execution opens /proc/self again.
 
     @staticmethod
     def lower_limit(limit: int, value: int) -> None:
-        """Set a limit of the calling process, at most as high as its hard limit."""
+        """Set a limit of the calling process to the value, or to its present hard limit if that is lower."""
         hard = resource.getrlimit(limit)[1]
-        # SIGXCPU at the soft limit names the cause; at the hard limit the kernel sends SIGKILL.
-        more = int(limit == resource.RLIMIT_CPU)
-        if hard == resource.RLIM_INFINITY or hard > value + more:
-            hard = value + more
-        resource.setrlimit(limit, (hard - more, hard))
+        # The kernel sends SIGXCPU, which names the cause, at the soft limit, and SIGKILL at the hard one.
+        gap = 1 if limit == resource.RLIMIT_CPU else 0
+        if hard == resource.RLIM_INFINITY or hard > value + gap:
+            hard = value + gap
+        resource.setrlimit(limit, (hard - gap, hard))
 
     def open_own_proc(self) -> None:
         """Open the calling process's own /proc/self to the code that it will run."""
@@ -235,7 +250,5 @@ class Confinement:
         os.setresgid(gid, gid, gid)
         os.setresuid(uid, uid, uid)
         if self._settings.get("search"):
-            keep = (1 << self.CAP_DAC_READ_SEARCH).to_bytes(4, sys.byteorder)
-            header = (0x20080522).to_bytes(4, sys.byteorder) + bytes(4)
-            self._call("capset", LIBC.capset(header, keep * 3 + bytes(12)))
+            set_capabilities(1 << self.CAP_DAC_READ_SEARCH)
             self._prctl("PR_CAP_AMBIENT", 2, self.CAP_DAC_READ_SEARCH)

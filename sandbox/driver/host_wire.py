@@ -23,8 +23,8 @@ class HostWire:
     """The frames to and from the host.
 
     `pause` is called with True when the host falls behind, and with False when it has caught up.
-    `is_closed` is true once the host has closed the wire. `last_sent` and `last_heard` are monotonic seconds.
-    `files_folder` is the folder for large bodies; None sends all bodies over the wire.
+    `is_closed` is True once the host has closed the wire. `last_sent` and `last_heard` are monotonic seconds.
+    `files_folder` is the folder for large bodies. With None, all bodies go over the wire.
     """
 
     def __init__(self, reads: int, writes: int, secret: str, loop: EventLoop, pause: Callable[[bool], None]) -> None:
@@ -47,22 +47,25 @@ class HostWire:
         self.last_sent = time.monotonic()
         if body is not None:
             if len(body) < 2:
-                body += b" "  # some wires mark lines, and hold back a line that is shorter than a mark
+                body += b" "  # Some wires begin each line with a marker, and hold back lines shorter than it.
             elif len(body) > FILE_ABOVE_BYTES and self.files_folder:
                 body = self._write_file(header, body)
         self._backlog += encode_frame(header, body)
         self._flush()
 
     def read(self) -> list[tuple[dict[str, Any], bytes | None]]:
+        """Read available bytes from the host, and return the frames that they complete."""
         data = read_available(self.reads)
+        if data is None:
+            return []
         if not data:
-            self.is_closed = self.is_closed or data is not None
+            self.is_closed = True
             return []
         self.last_heard = time.monotonic()
         return self.parse(data)
 
     def parse(self, data: bytes) -> list[tuple[dict[str, Any], bytes | None]]:
-        """Return the frames that these bytes complete, without repeated ones."""
+        """Return the frames that these bytes complete. A wire that was interrupted may repeat frames: drop them."""
         frames: list[tuple[dict[str, Any], bytes | None]] = []
         for header, body in self._frames.feed(data):
             if header["n"] <= self._last_number:

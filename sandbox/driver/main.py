@@ -44,20 +44,20 @@ def main(
     except BrokenPipeError:
         pass
     finally:
-        # The kernel kills all other processes of a namespace with its first one.
-        survivors = "" if os.getpid() == 1 else kill_all_children()
+        is_first_of_namespace = os.getpid() == 1  # With it, the kernel kills all processes of the namespace.
+        survivors = "" if is_first_of_namespace else kill_all_children()
     end_driver(survivors)
 
 
 def end_driver(survivors: str) -> None:
-    """End this process with a status that says whether there are `survivors`, which are the names of processes."""
+    """End this process. `survivors` names the processes that could not be killed; then the exit status is EXIT_LEFT."""
     if survivors:
         os.write(2, f"these processes could not be ended: {survivors}\n".encode())
     os._exit(EXIT_LEFT if survivors else 0)
 
 
 def _replace_wire(null: int) -> None:
-    """Put /dev/null, which `null` has open, in descriptors 0 and 1."""
+    """Replace descriptors 0 and 1 by `null`, a descriptor of /dev/null, and close it."""
     os.dup2(null, 0)
     os.dup2(null, 1)
     if null > 2:
@@ -65,10 +65,10 @@ def _replace_wire(null: int) -> None:
 
 
 def fork_supervisor() -> None:
-    """Fork; the child returns as the supervisor, and the parent kills the processes that a killed supervisor leaves.
+    """Fork. The child returns and becomes the supervisor; the parent kills the processes that the supervisor leaves.
 
-    This is for a driver that is a separate program without a process namespace: code's processes in a new session
-    would survive the driver. The zygote kills such processes of its sandboxes. Raises OSError.
+    A driver without a process namespace needs this: if its supervisor is killed, the code's processes in sessions of
+    their own survive. (The zygote does this for its sandboxes.) Raises OSError.
     """
     confinement = Confinement({})
     confinement.signal_at_parent_end()
@@ -78,9 +78,9 @@ def fork_supervisor() -> None:
     if pid == 0:
         os.close(null)
         return
-    # This signal arrives each time a thread of the host ends that was this process's parent.
+    # The kernel sends SIGTERM when the host's thread that started this process ends.
     signal.signal(signal.SIGTERM, lambda _number, _frame: send_signal(pid, signal.SIGKILL))
-    _replace_wire(null)  # Only the supervisor keeps the wire, so that its end closes the wire.
+    _replace_wire(null)  # Only the supervisor has the wire, so the wire closes when the supervisor ends.
     while os.waitpid(-1, 0)[0] != pid:
         pass
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the supervisor's id may belong to another process from now on

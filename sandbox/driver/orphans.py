@@ -36,10 +36,9 @@ class OrphanKiller:
     """A killer of adopted children (orphans), which works even if they fork as fast as it kills them.
 
     A process that loses its parent becomes a child of this process (PR_SET_CHILD_SUBREAPER), and only this process
-    reaps it. The killer leaves dead orphans unreaped while another one lives, because each still counts against the
-    code's RLIMIT_NPROC. Code that keeps forking therefore reaches that limit after at most as many rounds as the limit
-    allows processes. The killer also kills the orphans' descendants: otherwise each generation would have to end
-    before the next one is adopted.
+    reaps it. The killer reaps dead orphans only when no other one lives, because an unreaped process still counts
+    against the code's RLIMIT_NPROC: code that keeps forking soon reaches that limit. The killer also kills the orphans'
+    descendants, which otherwise would be adopted, and killed, only one generation after the other.
     """
 
     def __init__(self) -> None:
@@ -63,24 +62,26 @@ class OrphanKiller:
         return False
 
     def _find_orphans(self, *known: Container[int]) -> bool:
-        """Find the living orphans, and reap the dead ones if they are too many or the last. Return if any exist."""
+        """Find the living orphans, and return whether there are orphans. Reap the dead ones if they are all or many."""
         new: list[int] = []
         self._living = []
         for _ in range(MAX_LISTS):
-            orphans = [pid for pid in list_children() if not any(pid in pids for pids in known)]
-            new = [pid for pid in orphans if pid not in self._dead]
-            # The children of an orphan that just ended are not in this list. The next list has them.
+            new = [pid for pid in list_children() if pid not in self._dead and not any(pid in pids for pids in known)]
             self._living = [pid for pid in new if not self._has_ended(pid)]
             if not new or len(self._dead) > MAX_HELD:
-                for pid in self._dead:
-                    try:
-                        os.waitpid(pid, os.WNOHANG)
-                    except ChildProcessError:
-                        pass
-                self._dead.clear()
+                self._reap_dead()
             if self._living or not new:
                 break
+            # All new orphans have just ended, so their children were adopted after this list was read: list again.
         return bool(new)
+
+    def _reap_dead(self) -> None:
+        for pid in self._dead:
+            try:
+                os.waitpid(pid, os.WNOHANG)
+            except ChildProcessError:
+                pass
+        self._dead.clear()
 
     def _kill_living(self) -> float:
         """Kill the living orphans, and their descendants if a scan is due. Return the time in monotonic seconds."""
@@ -88,8 +89,8 @@ class OrphanKiller:
         for pid in self._living:
             send_signal(pid, signal.SIGKILL)
         if now >= self._scan_at:
-            for pid, started in list_descendants(*self._living).items():
-                kill_exactly(pid, started)
+            for pid, start_time in list_descendants(*self._living).items():
+                kill_exactly(pid, start_time)
             now = time.monotonic()
             self._scan_at = now + SCAN_SECONDS
         elif self._scan_at == NEVER:
@@ -97,23 +98,26 @@ class OrphanKiller:
         return now
 
     def wait(self, seconds: float) -> None:
+        """Wait until a living orphan has ended, for at most `seconds`."""
         if self._living:
             wait_for_end(self._living[0], seconds)
         else:
             time.sleep(seconds)
 
     def describe(self) -> str:
-        names = [f"{pid} ({read_name(pid)})" for pid in self._living[:MAX_NAMES]]
-        more = len(self._living) - len(names)
-        return ", ".join(names) + (f" and {more} more" if more else "")
+        """Return the ids and names of the living orphans, or "" if there are none."""
+        names = ", ".join(f"{pid} ({read_name(pid)})" for pid in self._living[:MAX_NAMES])
+        unnamed = len(self._living) - MAX_NAMES
+        return f"{names} and {unnamed} more" if unnamed > 0 else names
 
     def _has_ended(self, pid: int) -> bool:
+        """Return whether an orphan has ended, and then record it as dead."""
         try:
             if not has_ended(pid):
                 return False
             self._dead.add(pid)
         except ChildProcessError:
-            pass
+            pass  # it has been reaped
         return True
 
 
@@ -133,16 +137,17 @@ def kill_all_children() -> str:
 def kill_descendants(pid: int, since: float) -> bool:
     """Kill a process's descendants started after `since` (CLOCK_BOOTTIME seconds); return whether all were killed.
 
-    The process reaps its own children. So dead ones do not fill the process limit, and they may fork forever.
+    The process reaps its own children. So dead ones do not count against the process limit, and the others may fork
+    forever: after MAX_ROUNDS this gives up.
     """
-    first = since * os.sysconf("SC_CLK_TCK") - 1
-    killed: dict[int, int] = {}
+    earliest_start = since * os.sysconf("SC_CLK_TCK") - 1
+    killed: set[tuple[int, int]] = set()
     for _ in range(MAX_ROUNDS):
-        below = list_descendants(pid).items()
-        new = {child: started for child, started in below if started >= first and killed.get(child) != started}
+        descendants = list_descendants(pid).items()
+        new = {(child, start_time) for child, start_time in descendants if start_time >= earliest_start} - killed
         if not new:
             return True  # killed processes fork no more, even if they have not ended yet
-        for child, started in new.items():
-            kill_exactly(child, started)
-        killed.update(new)
+        for child, start_time in new:
+            kill_exactly(child, start_time)
+        killed |= new
     return False

@@ -34,14 +34,16 @@ def kill_session(pid: int) -> None:
 
 
 def read_exit(pid: int) -> tuple[int | None, int | None] | None:
-    """Return a child's exit status or its signal, and None for the other. Return None while the child runs.
+    """Return a child's exit code and signal, of which one is None, or None while the child runs. Do not reap it.
 
     Raises ChildProcessError if `pid` is not a child.
     """
     info = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     if info is None:
         return None
-    return (info.si_status, None) if info.si_code == os.CLD_EXITED else (None, info.si_status)
+    if info.si_code == os.CLD_EXITED:
+        return info.si_status, None
+    return None, info.si_status
 
 
 def has_ended(pid: int) -> bool:
@@ -71,11 +73,8 @@ def wait_for_end(pid: int, seconds: float) -> None:
 
 
 def list_children() -> list[int]:
-    """Return the ids of this process's children, including adopted ones.
-
-    The kernel may skip children if others leave the list during the read. The list is complete because only this
-    process removes children from it, by reaping them.
-    """
+    """Return the ids of this process's children, including adopted ones."""
+    # The kernel may skip children if others leave its list during the read. Only this process removes some, by reaping.
     me = os.getpid()
     try:
         with open(f"/proc/{me}/task/{me}/children") as file:
@@ -85,43 +84,45 @@ def list_children() -> list[int]:
 
 
 def list_descendants(*pids: int) -> dict[int, int]:
-    """Return all descendants of the processes, oldest generation first: ids with start times in clock ticks."""
+    """Return the start times of all descendants of the processes, in clock ticks by process id."""
     processes = read_processes()
-    below: dict[int, list[int]] = {}
-    for pid, (parent, _) in processes.items():
-        below.setdefault(parent, []).append(pid)
+    children: dict[int, list[int]] = {}
+    for pid, (parent, _start_time) in processes.items():
+        children.setdefault(parent, []).append(pid)
     family = list(pids)
     for pid in family:  # The loop also visits the children that it adds.
-        family += below.pop(pid, ())
-    return {pid: processes[pid][1] for pid in family[len(pids) :]}
+        family += children.pop(pid, ())
+    descendants = family[len(pids) :]
+    return {pid: processes[pid][1] for pid in descendants}
 
 
-def kill_exactly(pid: int, started: int) -> None:
+def kill_exactly(pid: int, start_time: int) -> None:
     """Kill a process only if it still has this start time: the id may belong to another process by now."""
     try:
-        process = os.pidfd_open(pid)
+        handle = os.pidfd_open(pid)
     except (AttributeError, OSError):
-        return
+        return  # no such process, or a Python or kernel without handles
     try:
-        if read_process(pid)[1] == started:
-            signal.pidfd_send_signal(process, signal.SIGKILL)
+        if read_process(pid)[1] == start_time:
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
     except (AttributeError, OSError):
         pass
     finally:
-        os.close(process)
+        os.close(handle)
 
 
 def read_name(pid: int) -> str:
     """Return a process's name, which its code may have set, or "?" if the process has ended."""
     try:
         with open(f"/proc/{pid}/comm", "rb") as file:
-            return "".join(c if c.isprintable() else "?" for c in file.read().decode("utf-8", "replace").strip())
+            name = file.read().decode("utf-8", "replace").strip()
     except OSError:
         return "?"
+    return name if name.isprintable() else ascii(name)
 
 
 def count_memory_kills() -> int:
-    """Return how often this kernel has killed a process for lack of memory; 0 if it does not say."""
+    """Return how often this kernel has killed a process for lack of memory, or 0 if the kernel does not count."""
     try:
         with open("/proc/vmstat") as file:
             return int(file.read().partition("oom_kill ")[2].partition("\n")[0])
@@ -129,9 +130,11 @@ def count_memory_kills() -> int:
         return 0
 
 
-def describe_end(code: int | None, number: int | None) -> str:
+def describe_end(exit_code: int | None, signal_number: int | None) -> str:
     """Return a clause that says how a process ended, to follow its name in a message."""
-    if not number:
-        return f"exited with status {code}"
-    names = (name for name in dir(signal) if name.startswith("SIG") and getattr(signal, name) == number)
-    return f"was killed by {next(names, f'signal {number}')}"
+    if not signal_number:
+        return f"exited with status {exit_code}"
+    for name in dir(signal):
+        if name.startswith("SIG") and getattr(signal, name) == signal_number:
+            return f"was killed by {name}"
+    return f"was killed by signal {signal_number}"

@@ -28,17 +28,23 @@ class SharedFolders:
         self._folder = folder
         self._temporary = tuple(temporary)
         self._kept: dict[str, set[str]] = {}  # names to keep, by temporary folder
-        paths = dict.fromkeys((folder, os.environ.get("TMPDIR", "/tmp"), os.environ.get("HOME", folder)))
-        self._states = {path: state for path in paths if (state := self._read_state(path)) is not None}
+        self._states: dict[str, tuple[Any, ...]] = {}
+        for path in (folder, os.environ.get("TMPDIR", "/tmp"), os.environ.get("HOME", folder)):
+            state = self._read_state(path)
+            if state is not None:
+                self._states[path] = state
 
     def note_contents(self) -> None:
         """Record the contents of the temporary folders, which `restore` keeps."""
         self._kept = {path: set(_list_names(path)) for path in self._temporary}
 
     def restore(self, source: ChildSource, *, is_idle: bool) -> str:
-        """Undo damage in a confined process; return why that failed, or "". If `is_idle`, new temporary files count."""
+        """Undo damage to the folders in a confined process. Return why that failed, or "".
+
+        New temporary files are deleted if the supervisor `is_idle`: otherwise running executions may use them.
+        """
         kept = self._kept if is_idle else {}
-        if not self._list_changed() and not _list_left(kept):
+        if not self._list_changed() and not _list_new_files(kept):
             return ""
         try:
             source.run(lambda: self._repair(kept), REPAIR_SECONDS)
@@ -47,7 +53,7 @@ class SharedFolders:
         changed = self._list_changed()
         if self._folder in changed:
             return f"an earlier execution removed or closed its working folder ({self._folder})"
-        damaged = [*changed, *_list_left(kept)]
+        damaged = changed + _list_new_files(kept)
         return f"earlier executions' changes to {damaged[0]} could not be undone" if damaged else ""
 
     def _repair(self, kept: dict[str, set[str]]) -> None:
@@ -58,12 +64,14 @@ class SharedFolders:
                 os.chmod(path, self._states[path][0] & 0o7777)
             except OSError:
                 pass  # `restore` checks again
-        left = _list_left(kept)
-        for start in range(0, len(left), REMOVED_AT_ONCE):
-            paths = left[start : start + REMOVED_AT_ONCE]
-            os.waitpid(os.posix_spawn("/bin/sh", ["sh", "-c", REMOVER, "rm", *paths], os.environ), 0)
+        paths = _list_new_files(kept)
+        while paths:
+            arguments = ["sh", "-c", REMOVER, "rm", *paths[:REMOVED_AT_ONCE]]
+            os.waitpid(os.posix_spawn("/bin/sh", arguments, os.environ), 0)
+            del paths[:REMOVED_AT_ONCE]
 
     def _list_changed(self) -> list[str]:
+        """Return the folders whose mode, owner or identity differs from the start."""
         return [path for path, state in self._states.items() if self._read_state(path) != state]
 
     def _read_state(self, path: str) -> tuple[Any, ...] | None:
@@ -76,8 +84,12 @@ class SharedFolders:
         return (*state, status.st_dev, status.st_ino) if path == self._folder else state
 
 
-def _list_left(kept: dict[str, set[str]]) -> list[str]:
-    return [f"{path}/{name}" for path, names in kept.items() for name in _list_names(path) if name not in names]
+def _list_new_files(kept: dict[str, set[str]]) -> list[str]:
+    """Return the paths of the files in these folders, without the names to keep."""
+    paths: list[str] = []
+    for folder, names in kept.items():
+        paths += [f"{folder}/{name}" for name in _list_names(folder) if name not in names]
+    return paths
 
 
 def _list_names(path: str) -> list[str]:

@@ -38,8 +38,14 @@ if TYPE_CHECKING:
     from typing import Any, TypeGuard
 
 MAX_OUTCOME_BYTES = MAX_SUBMIT_BYTES + 256 * 1024  # bytes: a traceback, or the fields and their framing
+# Bytes of a child's frame by its kind. The reader of frames limits the other kinds.
+MAX_BODY_BYTES = {
+    "submit": MAX_SUBMIT_BYTES, "files": MAX_OUTCOME_BYTES, "value": MAX_OUTCOME_BYTES, "collect": MAX_OUTCOME_BYTES,
+    "end": MAX_OUTCOME_BYTES,
+}  # fmt: skip
 MAX_REPLIES_BYTES = 64 * 1024 * 1024  # bytes of unread replies; a child with more is killed
 SUBMIT_GRACE_SECONDS = 5.0  # time for `finally` blocks after SUBMIT; the result is already recorded
+FULL_PIPE_READS = 16  # reads that empty a full pipe
 MAX_WAIT_SECONDS = 3600.0  # seconds of one wait; epoll itself allows some 24 days
 
 
@@ -89,7 +95,8 @@ class Supervisor:
         while not (self._is_done or (self._wire.is_closed and not self._is_staying)):
             now = time.monotonic()
             next_at = self._find_next_timer(now)
-            self._loop.run_once(min(max(0.0, next_at - now), MAX_WAIT_SECONDS))
+            seconds = next_at - now if next_at > now else 0.0
+            self._loop.run_once(min(seconds, MAX_WAIT_SECONDS))
             now = time.monotonic()
             if now >= next_at:
                 self._end_overdue(now)
@@ -104,6 +111,7 @@ class Supervisor:
     # -- time
 
     def _find_next_timer(self, now: float) -> float:
+        """Return when to call `_end_overdue` next, in monotonic seconds."""
         moments = [
             self._expires_at, self._wire.last_sent + self._beat_seconds, self._wire.last_heard + self._silence_seconds,
             self._orphans.next_at,
@@ -115,39 +123,38 @@ class Supervisor:
     def _end_overdue(self, now: float) -> None:
         """Send the heartbeat, and end executions, commits and the driver itself after their deadlines."""
         if now >= min(self._expires_at, self._wire.last_heard + self._silence_seconds):
-            self._is_done = (
-                True  # No host answers, or the lifetime has ended. Some providers delete only idle sandboxes.
-            )
+            # End also if only the lifetime is over: some providers delete only idle sandboxes.
+            self._is_done = True
         elif now >= self._wire.last_sent + self._beat_seconds:
             self._wire.send({"op": "beat", "id": 0})
         for process in list(self._processes.values()):
-            execution = process.execution
-            if execution is None or now < execution.due_at:
-                continue
-            if not execution.is_ending:
-                # Read what the child sent in time: its frames wait in the pipe while the host is slow.
-                self._on_channel(process)
-                if process.execution is execution and not execution.is_ending:
-                    self._stop(process, execution, "timeout")
-                continue
-            if execution.interrupts_left:
-                execution.interrupts_left -= 1
-                execution.set_end(KILL_GRACE_SECONDS / 2 if execution.interrupts_left else KILL_GRACE_SECONDS)
-                send_signal(process.pid, signal.SIGINT)
-            else:
-                execution.set_end(KILL_GRACE_SECONDS)
-                kill_session(process.pid)
+            if process.execution is not None and now >= process.execution.due_at:
+                self._end_overdue_execution(process, process.execution)
         self._commits.kill_late(now)
         if now >= self._orphans.next_at:
             self._kill_orphans()
 
-    def _stop(self, process: ChildProcess, execution: Execution, cause: str) -> None:
-        """Interrupt an execution, and kill it later if it does not end. Kill a cancelled stateless execution at once.
+    def _end_overdue_execution(self, process: ChildProcess, execution: Execution) -> None:
+        if not execution.is_ending:
+            # Read what the child sent in time: its frames wait in the pipe while the host is slow.
+            self._on_channel(process)
+            if process.execution is execution and not execution.is_ending:
+                self._stop(process, execution, "timeout")
+        elif execution.interrupts_left:
+            execution.interrupts_left -= 1
+            execution.set_end(KILL_GRACE_SECONDS / 2 if execution.interrupts_left else KILL_GRACE_SECONDS)
+            send_signal(process.pid, signal.SIGINT)
+        else:
+            execution.set_end(KILL_GRACE_SECONDS)
+            kill_session(process.pid)
 
-        An interrupted execution can report its line, and its context keeps its state.
+    def _stop(self, process: ChildProcess, execution: Execution, cause: str) -> None:
+        """Interrupt an execution, so that it reports its line and its context keeps its state. The kill follows later.
+
+        A cancelled execution without a context has no state to keep, so it is killed at once.
         """
         if execution.end_cause and process.context is not None:
-            return  # It already gets its interrupts. A cancellation after the timeout must not delay the kill.
+            return  # It was interrupted before. A cancellation after the timeout must not delay the kill.
         execution.end_cause = execution.end_cause or cause
         execution.set_interrupted_end(KILL_GRACE_SECONDS, process)
         if cause == "cancelled" and process.context is None:
@@ -233,23 +240,10 @@ class Supervisor:
         if process is not None and process.execution is not None:
             process.waiting.append((execution, body))  # the last execution was cancelled and is about to end
             return
-        if process is None and self._executions > 1:
-            loss = self._folders.restore(self._source, is_idle=self._is_idle)
-            if loss:
-                self._refuse(execution, "unprepared", loss)
-                return
-        if self._spare is not None and has_ended(self._spare.pid):
-            self._on_signal()  # Its SIGCHLD may not have arrived yet.
-        try:
-            process = process or self._spare or self._fork()
-        except OSError as error:
-            if self._fork_server is not None and self._fork_server.loss:
-                self._refuse(execution, "unprepared", self._fork_server.loss)
-            else:
-                self._refuse(execution, "setup", f"no process could be made for the code: {error.strerror}")
+        if process is None:
+            process = self._take_free_process(execution)
+        if process is None:
             return
-        if process is self._spare:
-            self._spare = None
         if context is not None:
             process.context = context
             self._contexts[context] = process
@@ -267,26 +261,52 @@ class Supervisor:
             except OSError:
                 pass  # the next execution reports the error if it persists
 
+    def _take_free_process(self, execution: Execution) -> ChildProcess | None:
+        """Return a child that has run nothing yet, or refuse the execution and return None."""
+        if self._executions > 1:
+            damage = self._folders.restore(self._source, is_idle=self._is_idle)
+            if damage:
+                self._refuse(execution, "unprepared", damage)
+                return None
+        if self._spare is not None and has_ended(self._spare.pid):
+            self._on_signal()  # Its SIGCHLD may not have arrived yet.
+        if self._spare is not None:
+            process, self._spare = self._spare, None
+            return process
+        try:
+            return self._fork()
+        except OSError as error:
+            if self._fork_server is not None and self._fork_server.loss:
+                self._refuse(execution, "unprepared", self._fork_server.loss)
+            else:
+                self._refuse(execution, "setup", f"no process could be made for the code: {error.strerror}")
+            return None
+
     def _refuse(self, execution: Execution, status: str, message: str) -> None:
         body = dumps({"message": message}).encode("utf-8")
         self._wire.send({"op": "end", "id": execution.id, "status": status, "seconds": 0.0}, body)
 
     def _op_reply(self, header: dict[str, Any], body: bytes) -> None:
         for process in self._processes.values():
-            if process.execution is not None and process.execution.id == header["id"]:
-                if len(process.backlog) > MAX_REPLIES_BYTES:
-                    self._end_child(process, f"it left {len(process.backlog):,} bytes of answers unread", "replies")
-                    return
-                process.send({"op": "reply", "token": process.execution.call_token, "call": header["call"]}, body)
+            execution = process.execution
+            if execution is None or execution.id != header["id"]:
+                continue
+            if len(process.backlog) > MAX_REPLIES_BYTES:
+                self._end_child(process, f"it left {len(process.backlog):,} bytes of answers unread", "replies")
+            else:
+                process.send({"op": "reply", "token": execution.call_token, "call": header["call"]}, body)
+            return
 
     def _op_cancel(self, header: dict[str, Any], _body: bytes | None) -> None:
         for process in self._processes.values():
             if process.execution is not None and process.execution.id == header["id"]:
                 self._stop(process, process.execution, "cancelled")
+                return
             for waiting in process.waiting:
-                if waiting[0].id == header["id"]:
+                execution = waiting[0]
+                if execution.id == header["id"]:
                     process.waiting.remove(waiting)
-                    self._refuse(waiting[0], "cancelled", "")
+                    self._refuse(execution, "cancelled", "")
                     return
 
     def _op_forget(self, header: dict[str, Any], _body: bytes | None) -> None:
@@ -308,16 +328,21 @@ class Supervisor:
 
     @property
     def _is_idle(self) -> bool:
-        server = None if self._fork_server is None else self._fork_server.process
-        return all(
-            process is server or (process.execution is None and process.context is None)
-            for process in self._processes.values()
-        )
+        """Return whether no child runs an execution or keeps a context."""
+        prepared = None if self._fork_server is None else self._fork_server.process
+        for process in self._processes.values():
+            is_busy = process.execution is not None or process.context is not None
+            if is_busy and process is not prepared:
+                return False
+        return True
 
     def _end_spare(self) -> None:
-        if self._spare is not None:
-            kill_session(self._spare.pid)
-            self._on_child_end(self._processes.pop(self._spare.pid), os.waitpid(self._spare.pid, 0)[1])
+        spare = self._spare
+        if spare is not None:
+            kill_session(spare.pid)
+            _, status = os.waitpid(spare.pid, 0)
+            del self._processes[spare.pid]
+            self._on_child_end(spare, status)
 
     def _add_child(self, process: ChildProcess) -> None:
         self._processes[process.pid] = process
@@ -325,16 +350,15 @@ class Supervisor:
             self._loop.watch(process.reads, lambda: self._on_channel(process))
 
     def _watch_output(self, process: ChildProcess) -> None:
-        """Read a child's output from now on. What it has written before its first execution is that execution's output.
-
-        A new Python that its environment prevents from starting names the cause on stderr before an execution begins.
-        """
+        """Read a child's output from now on. Earlier output, such as why a new Python cannot start, is read too."""
         for fd in process.outputs.values():
             self._loop.watch(fd, lambda: self._drain(process))
 
     def _list_fds(self) -> list[int]:
+        """Return the descriptors of this process that children must close."""
         fds = [self._wire.reads, self._wire.writes, self._loop.fd, *self._wake]
-        fds += [] if self._fork_server is None else [self._fork_server.fd]
+        if self._fork_server is not None:
+            fds.append(self._fork_server.fd)
         for process in self._processes.values():
             fds += process.list_fds()
         return fds + [commit.stderr for commit in self._commits.running.values()]
@@ -347,14 +371,14 @@ class Supervisor:
                 self._loop.watch(process.reads, lambda process=process: self._on_channel(process))
 
     def _drain(self, process: ChildProcess) -> None:
-        """Read the output pipes. Output between two executions of a context is dropped.
+        """Read the output pipes, and drop output between two executions of a context.
 
-        A round reads at most one full pipe, so that endless output does not block other children.
+        This reads at most one full pipe, so that endless output does not block other children.
         """
         if not process.outputs_poll.poll(0):
             return
         for stream, fd in process.outputs.items():
-            for _ in range(16):
+            for _ in range(FULL_PIPE_READS):
                 data = read_available(fd)
                 if data == b"":
                     self._loop.unwatch(fd)
@@ -375,10 +399,10 @@ class Supervisor:
 
     def _on_channel(self, process: ChildProcess) -> None:
         data = read_available(process.reads)
-        if data:
-            self._read_channel(process, data)
-        elif data is not None:
+        if data == b"":
             self._loop.unwatch(process.reads)  # SIGCHLD reports the child's end.
+        elif data:
+            self._read_channel(process, data)
 
     def _read_channel(self, process: ChildProcess, data: bytes) -> None:
         if process.is_broken:
@@ -400,10 +424,12 @@ class Supervisor:
         kill_session(process.pid)
 
     def _take_child_frame(self, process: ChildProcess, header: dict[str, Any], body: bytes | None) -> None:
+        """Handle a frame from a child. The code may have written it. Raises BadFrameError."""
         op, execution = header.get("op"), process.execution
         if body is None or b"\n" in body or op not in process.frame_kinds:
             raise BadFrameError(f"a frame of kind {op!r} that is none of a child's")
-        if op not in ("call", "display") and len(body) > (MAX_SUBMIT_BYTES if op == "submit" else MAX_OUTCOME_BYTES):
+        max_bytes = MAX_BODY_BYTES.get(op)
+        if max_bytes is not None and len(body) > max_bytes:
             raise BadFrameError(f"an outcome of {len(body):,} bytes")
         if op == "end" and header.get("status") == "setup" and process.executions <= 1:
             # Code may have forged this frame, so the status becomes "unconfined". The host retries only "setup".
@@ -411,9 +437,11 @@ class Supervisor:
             if execution is not None and not execution.status:
                 execution.status, execution.outcome = "unconfined", body
             return
-        token = header.get("token")
-        if execution is None or (token != execution.token and (op != "call" or token != execution.call_token)):
+        if execution is None:
             return  # a frame from a thread of an earlier execution
+        tokens = (execution.token, execution.call_token) if op == "call" else (execution.token,)
+        if header.get("token") not in tokens:
+            return  # likewise
         if op == "call":
             number, name = header.get("call"), header.get("name")
             if type(number) is not int or type(name) is not str:
@@ -429,31 +457,36 @@ class Supervisor:
             execution.files = body
         elif op == "value":
             execution.value = body
-        elif op in ("display", "collect"):
-            if op == "display":
-                execution.displays += 1
-                execution.displays_bytes += len(body)
-                check_displays(execution.displays, execution.displays_bytes)
+        elif op == "display":
+            execution.displays += 1
+            execution.displays_bytes += len(body)
+            check_displays(execution.displays, execution.displays_bytes)
+            self._wire.send({"op": op, "id": execution.id}, body)
+        elif op == "collect":
             self._wire.send({"op": op, "id": execution.id}, body)
         else:
-            status = header.get("status")
-            if status not in ("finished", "error"):
-                raise BadFrameError(f"an end with the status {status!r}")
-            if not execution.status:
-                execution.status, execution.outcome = str(status), body
-                microseconds, peak_kib = header.get("cpu_microseconds"), header.get("peak_kib")
-                # The kernel counts for a process that ends. A context continues, so its process counts for itself.
-                if process.context is not None and _is_count(microseconds) and _is_count(peak_kib):
-                    execution.usage = process.subtract_cpu(microseconds), peak_kib
-            server = self._fork_server
-            if server is not None and process is server.process:
-                if execution.end_cause:
-                    kill_session(process.pid)
-                elif execution.status == "finished":  # After an error in its code, the process ends.
-                    server.is_ready = True
-                    self._finish(process, execution)
-            elif process.context is not None and process.has_ended_with_all(execution):
+            self._take_end_frame(process, execution, header, body)
+
+    def _take_end_frame(self, process: ChildProcess, execution: Execution, header: dict[str, Any], body: bytes) -> None:
+        """Note how the execution ended. Finish it now if its process continues, or else when the process has ended."""
+        status = header.get("status")
+        if status not in ("finished", "error"):
+            raise BadFrameError(f"an end with the status {status!r}")
+        if not execution.status:
+            execution.status, execution.outcome = str(status), body
+            microseconds, peak_kib = header.get("cpu_microseconds"), header.get("peak_kib")
+            # The kernel counts for a process that ends. A context continues, so its process counts for itself.
+            if process.context is not None and _is_count(microseconds) and _is_count(peak_kib):
+                execution.usage = process.subtract_cpu(microseconds), peak_kib
+        server = self._fork_server
+        if server is not None and process is server.process:
+            if execution.end_cause:
+                kill_session(process.pid)
+            elif execution.status == "finished":  # After an error in its code, the process ends.
+                server.is_ready = True
                 self._finish(process, execution)
+        elif process.context is not None and process.has_ended_with_all(execution):
+            self._finish(process, execution)
 
     # -- ends
 
@@ -477,13 +510,16 @@ class Supervisor:
     def _kill_orphans(self) -> None:
         """Kill the processes that ended executions left, and report the ends once all are dead or the time is up."""
         kept = () if self._fork_server is None else self._fork_server.list_kept()
-        if self._orphans.kill(self._processes, self._commits.running, kept) or self._orphans.is_late:
-            ended, self._ended, left = self._ended, [], self._orphans.describe()
-            for process, execution, code, number in ended:
-                if left:
-                    text = f"rlm-batch: after {ORPHANS_TIMEOUT_SECONDS:g} s these processes had not ended: {left}\n"
-                    self._send_output(execution, "stderr", text)
-                self._finish(process, execution, code, number)
+        are_dead = self._orphans.kill(self._processes, self._commits.running, kept)
+        if not are_dead and not self._orphans.is_late:
+            return
+        survivors = self._orphans.describe()
+        ended, self._ended = self._ended, []
+        for process, execution, exit_code, signal_number in ended:
+            if survivors:
+                text = f"rlm-batch: after {ORPHANS_TIMEOUT_SECONDS:g} s these processes had not ended: {survivors}\n"
+                self._send_output(execution, "stderr", text)
+            self._finish(process, execution, exit_code, signal_number)
 
     def _on_child_end(self, process: ChildProcess, status: int) -> None:
         while data := read_available(process.reads):
@@ -491,17 +527,17 @@ class Supervisor:
         self._drain(process)
         if process is self._spare:
             self._spare = None
-        code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
-        number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+        exit_code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
+        signal_number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
         if self._fork_server is not None and process is self._fork_server.process:
-            self._fork_server.loss = f"the process that prepare had run in {describe_end(code, number)}"
+            self._fork_server.loss = f"the process that prepare had run in {describe_end(exit_code, signal_number)}"
         loss = "its context was forgotten"
         if process.context is not None and self._contexts.get(process.context) is process:
-            loss = f"the process that held the state {describe_end(code, number)}"
+            loss = f"the process that held the state {describe_end(exit_code, signal_number)}"
             self._losses[process.context] = loss
             del self._contexts[process.context]
         if process.execution is not None:
-            self._ended.append((process, process.execution, code, number))
+            self._ended.append((process, process.execution, exit_code, signal_number))
         for waiting, _body in process.waiting:
             self._refuse(waiting, "lost", loss)
         for fd in process.list_fds():
@@ -509,33 +545,29 @@ class Supervisor:
             os.close(fd)
 
     def _finish(
-        self, process: ChildProcess, execution: Execution, code: int | None = None, number: int | None = None
+        self,
+        process: ChildProcess,
+        execution: Execution,
+        exit_code: int | None = None,
+        signal_number: int | None = None,
     ) -> None:
-        """Send an execution's end. `code` and `number` are the exit status and signal if the child has ended."""
+        """Send an execution's end to the host. The exit code or the signal is set if the child has ended."""
         process.execution = None
         if process.is_collector:
-            return self._wire.send(*encode_collector_end(process, execution, code, number))
-        for name, stream in execution.streams.items():
-            now, tail = stream.finish()
-            if now:
-                self._send_output(execution, name, now)
-            if tail:
-                self._send_output(execution, name, tail, stream.dropped)
-        if execution.files is not None:
-            self._wire.send({"op": "files", "id": execution.id}, execution.files)
-        if execution.value is not None:
-            self._wire.send({"op": "value", "id": execution.id}, execution.value)
-        header, body = execution.encode_end(code, number)
-        if header["status"] == "crashed" and number == signal.SIGKILL:
-            kills, self._memory_kills = self._memory_kills, count_memory_kills()
-            header["out_of_memory"] = self._memory_kills > kills
-        has_ended = code is not None or number is not None
+            self._wire.send(*encode_collector_end(process, execution, exit_code, signal_number))
+            return
+        self._send_rest(execution)
+        header, body = execution.encode_end(exit_code, signal_number)
+        if header["status"] == "crashed" and signal_number == signal.SIGKILL:
+            earlier_kills, self._memory_kills = self._memory_kills, count_memory_kills()
+            header["out_of_memory"] = self._memory_kills > earlier_kills
+        has_ended = exit_code is not None or signal_number is not None
         if process.context is not None and has_ended:
             header["state_lost"] = True
         if process.context is None or has_ended:
-            loss = self._folders.restore(self._source, is_idle=self._is_idle)
-            if loss:
-                header["loss"] = loss
+            damage = self._folders.restore(self._source, is_idle=self._is_idle)
+            if damage:
+                header["loss"] = damage
         if execution.collection is not None and execution.end_cause != "cancelled":
             header["collects"] = True
             self._collect(execution.id, execution.collection)
@@ -543,6 +575,19 @@ class Supervisor:
         if process.waiting and not has_ended:
             self._drain(process)
             process.begin(*process.waiting.pop(0))
+
+    def _send_rest(self, execution: Execution) -> None:
+        """Send what the execution has kept for its end: the last half of its output, its files and its value."""
+        for name, stream in execution.streams.items():
+            text, tail = stream.finish()
+            if text:
+                self._send_output(execution, name, text)
+            if tail:
+                self._send_output(execution, name, tail, stream.dropped)
+        if execution.files is not None:
+            self._wire.send({"op": "files", "id": execution.id}, execution.files)
+        if execution.value is not None:
+            self._wire.send({"op": "value", "id": execution.id}, execution.value)
 
     def _collect(self, number: int, collection: Collection) -> None:
         sending = Execution(number, COLLECT_TIMEOUT_SECONDS, self._settings["output_cap"])

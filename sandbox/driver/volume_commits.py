@@ -41,34 +41,43 @@ class VolumeCommits:
         if not self._command:
             self._send(header, body)
             return
-        commit, writes = Commit(header, body), -1
+        commit = Commit(header, body)
         try:
-            commit.stderr, writes = os.pipe()
-            os.set_blocking(commit.stderr, False)
-            actions = [(os.POSIX_SPAWN_DUP2, writes, 2)]
-            pid = os.posix_spawnp(self._command[0], self._command, os.environ, file_actions=actions)
-            self.running[pid] = commit
+            self.running[self._start(commit)] = commit
         except OSError as error:
             self._finish(commit, f"{self._command[0]} could not be started: {error.strerror}")
-        if writes >= 0:
-            os.close(writes)
+
+    def _start(self, commit: Commit) -> int:
+        """Start the command and return its process id. Raises OSError."""
+        commit.stderr, stderr_writes = os.pipe()
+        os.set_blocking(commit.stderr, False)
+        actions = [(os.POSIX_SPAWN_DUP2, stderr_writes, 2)]
+        try:
+            return os.posix_spawnp(self._command[0], self._command, os.environ, file_actions=actions)
+        finally:
+            os.close(stderr_writes)
 
     def kill_late(self, now: float) -> None:
+        """Kill the commands whose time is over; `now` is in monotonic seconds."""
         for pid, commit in self.running.items():
             if now >= commit.deadline:
                 commit.is_late, commit.deadline = True, now + KILL_GRACE_SECONDS
                 send_signal(pid, signal.SIGKILL)
 
     def on_end(self, pid: int, status: int) -> None:
+        """Send the end that waited for this process of the command. `status` is the process's wait status."""
         commit = self.running.pop(pid)
         output = read_available(commit.stderr) or b""
-        complaint = output.decode("utf-8", "replace").strip()[-MAX_COMPLAINT_CHARACTERS:]
-        if commit.is_late:
+        complaint = ""
+        if status and commit.is_late:
             complaint = f"{self._command[0]} did not end within {COMMIT_TIMEOUT_SECONDS:.0f} s"
-        self._finish(commit, (complaint or f"it ended with status {status}") if status else "")
+        elif status:
+            complaint = output.decode("utf-8", "replace").strip()[-MAX_COMPLAINT_CHARACTERS:]
+            complaint = complaint or f"it ended with status {status}"
+        self._finish(commit, complaint)
 
     def _finish(self, commit: Commit, complaint: str) -> None:
-        """Send an execution's end. A failed commit replaces a successful status; a failed execution keeps its error."""
+        """Send an execution's end. A complaint replaces a successful status, but not the code's own error."""
         if commit.stderr >= 0:
             os.close(commit.stderr)
         header, body = commit.header, commit.body

@@ -119,9 +119,9 @@ def encode_descriptors(fds: list[int]) -> list[tuple[int, int, bytes]]:
     return [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, b"".join(fd.to_bytes(FD_BYTES, sys.byteorder) for fd in fds))]
 
 
-def serve_code(runner: CodeRunner, confinement: Confinement, supervisor: int, *, is_forked_on: bool) -> NoReturn:
-    """Run executions in the calling process, or with `is_forked_on` run `prepare`, and each execution in a fork."""
-    if is_forked_on:
+def serve_code(runner: CodeRunner, confinement: Confinement, supervisor: int, *, has_forks: bool) -> NoReturn:
+    """Run executions in the calling process, or with `has_forks` run `prepare`, and each execution in a fork."""
+    if has_forks:
         runner.prepare(confinement)
         _serve_forks(runner, confinement, supervisor)
     runner.serve(confinement)

@@ -32,14 +32,14 @@ import sys
 sys.path[:] = [path for path in sys.path if path]
 import marshal, os
 
-fd, supervisor, is_forked_on = map(int, sys.argv[1:])
+fd, supervisor, has_forks = map(int, sys.argv[1:])
 data = b""
 while piece := os.pread(fd, 1 << 20, len(data)):  # other children share the file's position
     data += piece
 os.close(fd)
 parts, settings = marshal.loads(data)
 {LOAD.format(prefix=DRIVER_FILE_PREFIX)}
-load(parts).run_code(settings, supervisor, is_forked_on)
+load(parts).run_code(settings, supervisor, has_forks)
 """
 
 
@@ -54,17 +54,17 @@ def write_start_file(settings: dict[str, Any]) -> int:
         return fcntl.fcntl(made, fcntl.F_DUPFD_CLOEXEC, LOWEST_DESCRIPTOR)
 
 
-def start_fresh_python(supervisor: int, *, is_forked_on: bool) -> NoReturn:
+def start_fresh_python(supervisor: int, *, has_forks: bool) -> NoReturn:
     """Replace the calling confined child with a new Python that waits for an execution. Raises OSError."""
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # the new Python has no handler yet
-    _set_inheritable(True, is_forked_on=is_forked_on)
-    arguments = [FORK_REQUESTS + is_forked_on, supervisor, int(is_forked_on)]
+    _set_inheritable(True, has_forks=has_forks)
+    arguments = [FORK_REQUESTS + has_forks, supervisor, int(has_forks)]
     os.execve(sys.executable, [sys.executable, "-c", PROGRAM, *map(str, arguments)], os.environ)
 
 
-def run_code(settings: dict[str, Any], supervisor: int, is_forked_on: int) -> None:
-    """Wait for an execution in a newly started Python. With `is_forked_on`, run `prepare`; then each fork waits."""
-    _set_inheritable(False, is_forked_on=bool(is_forked_on))
+def run_code(settings: dict[str, Any], supervisor: int, has_forks: int) -> None:
+    """Wait for an execution in a newly started Python. With `has_forks`, run `prepare`; then each fork waits."""
+    _set_inheritable(False, has_forks=bool(has_forks))
     confinement = Confinement({})  # this process is confined already
     confinement.has_domain = bool(settings["confinement"].get("landlock"))
     confinement.close_to_others()  # an execution opens it again
@@ -74,10 +74,10 @@ def run_code(settings: dict[str, Any], supervisor: int, is_forked_on: int) -> No
     sys.orig_argv = [sys.executable, *sys.argv]
     sys.path[:] = [path for path in sys.path if path not in settings["python_path"]]
     runner.apply_settings(settings)
-    serve_code(runner, confinement, supervisor, is_forked_on=bool(is_forked_on))
+    serve_code(runner, confinement, supervisor, has_forks=bool(has_forks))
 
 
-def _set_inheritable(is_inheritable: bool, *, is_forked_on: bool) -> None:
+def _set_inheritable(is_inheritable: bool, *, has_forks: bool) -> None:
     """Set whether the child's descriptors survive an `exec` of the calling process."""
-    for fd in (CHANNEL_IN, CHANNEL_OUT, *([FORK_REQUESTS] if is_forked_on else [])):
+    for fd in (CHANNEL_IN, CHANNEL_OUT, *([FORK_REQUESTS] if has_forks else [])):
         os.set_inheritable(fd, is_inheritable)

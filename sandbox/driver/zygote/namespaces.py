@@ -9,11 +9,10 @@ import fcntl
 import os
 import socket
 import stat
-import sys
 from ctypes import c_ulong, get_errno
 
 from ...wire.python_directory import write_python_directory
-from ..confinement import LIBC
+from ..confinement import LIBC, set_capabilities
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,17 +23,17 @@ CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = (
 )  # fmt: skip
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND, MS_REC = 1, 2, 4, 8, 32, 4096, 16384
 MNT_DETACH = 2
-SIOCSIFFLAGS, IFF_UP, IFREQ_BYTES = 0x8914, 1, 40
+SIOCSIFFLAGS, IFF_UP, IFNAME_BYTES, IFREQ_BYTES = 0x8914, 1, 16, 40
 SUPERVISOR_CAPABILITIES = (1 << 5) | (1 << 6) | (1 << 7)  # CAP_KILL, CAP_SETGID, CAP_SETUID: to switch code's user
-CAPABILITY_VERSION = 0x20080522
 BYTES_PER_INODE = 4096  # memory that a file counts for at least
 
 
 def _call(name: str, *arguments: Any) -> None:
+    """Call a function of the C library. Raises OSError with the function's name and its texts."""
     if getattr(LIBC, name)(*arguments) < 0:
         number = get_errno()
-        what = " ".join(argument.decode() for argument in arguments if isinstance(argument, bytes))
-        raise OSError(number, f"{name} {what}".strip() + f": {os.strerror(number)}")
+        words = [name, *(argument.decode() for argument in arguments if isinstance(argument, bytes))]
+        raise OSError(number, f"{' '.join(words)}: {os.strerror(number)}")
 
 
 def _mount(source: str, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
@@ -43,13 +42,14 @@ def _mount(source: str, target: str, kind: str | None, flags: int, data: str | N
 
 
 def fork_into_pid_namespace(own_namespace: int) -> int:
-    """Fork, but make the child the first process of a new process namespace; the caller stays in its own."""
+    """Fork a child that is the first process of a new process namespace. `own_namespace` is that of the caller."""
     pid = -1
     _call("unshare", CLONE_NEWPID)
     try:
         pid = os.fork()
     finally:
-        if pid:  # The caller must return to its own namespace before it can make another one.
+        is_child = pid == 0
+        if not is_child:  # The caller must return to its own namespace before it can make another one.
             _call("setns", own_namespace, CLONE_NEWPID)
     return pid
 
@@ -59,8 +59,10 @@ def enter_namespaces() -> None:
     _call("unshare", CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWNET)
     _mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
     _mount("devpts", "/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620")
+    # Start the loopback interface: struct ifreq has the interface's name and flags.
+    request = b"lo".ljust(IFNAME_BYTES, b"\0") + bytes([IFF_UP, 0])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        fcntl.ioctl(any_socket, SIOCSIFFLAGS, (b"lo".ljust(16, b"\0") + bytes([IFF_UP, 0])).ljust(IFREQ_BYTES, b"\0"))
+        fcntl.ioctl(any_socket, SIOCSIFFLAGS, request.ljust(IFREQ_BYTES, b"\0"))
 
 
 def fill_python_mount(python_directory: dict[str, Any]) -> None:
@@ -72,60 +74,62 @@ def fill_python_mount(python_directory: dict[str, Any]) -> None:
 def take_folder(folders: str, request: dict[str, Any]) -> None:
     """Mount the sandbox's own folder for the calling process, and hide the other sandboxes' folders. Raises OSError.
 
-    `folders` is the directory with the folders of all sandboxes. The request has ``folder`` (the sandbox's name in it),
-    ``covered`` (mounts that the folder's mounts would hide), ``shm_bytes`` and ``disk_bytes`` (the size of a file
-    system in memory that replaces the folder, or 0). /proc/self must be open to the process.
+    /proc/self must be open to the process.
+
+    Args:
+        folders: Directory with the folders of all sandboxes.
+        request: ``folder``, the sandbox's name in `folders`; ``covered``, mounts that the folder's mounts would hide;
+            ``shm_bytes``; ``disk_bytes``, the size of a file system in memory that replaces the folder, or 0.
     """
     covered = [(os.open(path, os.O_PATH | os.O_CLOEXEC), path) for path in request["covered"]]
-    folder, size = f"{folders}/{request['folder']}", request["disk_bytes"]
-    if size:
-        inodes = max(size // BYTES_PER_INODE, 16)
-        _mount("tmpfs", folder, "tmpfs", MS_NOSUID | MS_NODEV, f"mode=755,size={size},nr_inodes={inodes}")
+    folder, disk_bytes = f"{folders}/{request['folder']}", request["disk_bytes"]
+    if disk_bytes:
+        inodes = max(disk_bytes // BYTES_PER_INODE, 16)
+        _mount("tmpfs", folder, "tmpfs", MS_NOSUID | MS_NODEV, f"mode=755,size={disk_bytes},nr_inodes={inodes}")
     for name, target in (("work", "/sandbox"), ("tmp", "/tmp")):
-        if size:
+        if disk_bytes:
             os.mkdir(f"{folder}/{name}")
             os.chmod(f"{folder}/{name}", 0o755)
         _mount(f"{folder}/{name}", target, None, MS_BIND)
     for fd, path in covered:
-        names = path.split("/")
-        for count in range(3, len(names)):  # parent directories, which are in the sandbox's folder
-            parent = "/".join(names[:count])
-            os.makedirs(parent, mode=0o755, exist_ok=True)
-            _mount(parent, parent, None, MS_BIND)  # a mount point cannot be renamed
-        if stat.S_ISDIR(os.fstat(fd).st_mode):
-            os.makedirs(path, mode=0o755, exist_ok=True)
-        else:
-            os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        _mount(f"/proc/self/fd/{fd}", path, None, MS_BIND | MS_REC)
+        _mount_again(fd, path)
         os.close(fd)
     _call("umount2", os.fsencode(folders), MNT_DETACH)
     _mount("tmpfs", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, f"mode=1777,size={request['shm_bytes']}")
 
 
+def _mount_again(fd: int, path: str) -> None:
+    """Mount what `fd` has open at its path in the sandbox's folder, below /sandbox or /tmp."""
+    names = path.split("/")
+    for count in range(3, len(names)):  # the path's parent directories below /sandbox or /tmp
+        parent = "/".join(names[:count])
+        os.makedirs(parent, mode=0o755, exist_ok=True)
+        _mount(parent, parent, None, MS_BIND)  # a mount point cannot be renamed
+    if stat.S_ISDIR(os.fstat(fd).st_mode):
+        os.makedirs(path, mode=0o755, exist_ok=True)
+    else:
+        os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    _mount(f"/proc/self/fd/{fd}", path, None, MS_BIND | MS_REC)
+
+
 def enter_user_namespace(user: tuple[int, int] | None) -> None:
     """Put the calling process into a new user namespace with these ids, and drop its capabilities. Raises OSError.
 
-    In the new namespace the process limit counts only this sandbox's processes. With None, the process stays root in
-    its namespace and keeps the capabilities that switch code's user. /proc/self must be open to the process.
+    In the new namespace the process limit counts only this sandbox's processes. If `user` is None, the process is root:
+    it stays in its namespace, and keeps the capabilities to switch the code's user. /proc/self must be open to it.
     """
     if user is None:
-        _set_capabilities(SUPERVISOR_CAPABILITIES)
+        set_capabilities(SUPERVISOR_CAPABILITIES)
         return
     _call("unshare", CLONE_NEWUSER)
     for name, text in (("setgroups", "deny"), ("uid_map", f"{user[0]} 0 1"), ("gid_map", f"{user[1]} 0 1")):
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)
-    _set_capabilities(0)
+    set_capabilities(0)
 
 
 def join_user_namespace(fd: int) -> None:
     """Put the calling process into the user namespace of a descriptor and drop its capabilities. Raises OSError."""
     _call("setns", fd, CLONE_NEWUSER)
-    _set_capabilities(0)
-
-
-def _set_capabilities(capabilities: int) -> None:
-    """Set the capabilities of the calling process and its programs; bubblewrap prevents it from gaining others."""
-    header = CAPABILITY_VERSION.to_bytes(4, sys.byteorder) + bytes(4)
-    _call("capset", header, capabilities.to_bytes(4, sys.byteorder) * 3 + bytes(12))
+    set_capabilities(0)
