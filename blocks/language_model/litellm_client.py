@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ...sandbox.errors import ConfigurationError, QueryError
 from ...sandbox.queries.budget import Estimate, Usage
 from ...sandbox.queries.session import DEFAULT_OPTIONS, Answer, EmptyAnswerError, Message, RequestOptions
-from ..retry import call_with_retries, compute_backoff
+from ..retry import compute_backoff
 from .credentials import CredentialMask, filter_log_record
 from .openai_client import can_send_directly, send
 
@@ -38,14 +38,19 @@ STRICT_KEYWORDS = {
 }
 # Remedies for an incomplete answer, by LiteLLM's word for the reason or by the server's own.
 REMEDIES = {
-    **dict.fromkeys(("length", "model_length"), "raise max_tokens, or ask for less"),
+    "length": "raise max_tokens, or ask for less",
+    "model_length": "raise max_tokens, or ask for less",
     "content_filter": "ask in another way",
-    **dict.fromkeys(("error", "network_error", "abort", "insufficient_system_resource"), "ask again"),
-    **dict.fromkeys(("malformed_response", "malformed_function_call"), "ask again"),
+    "error": "ask again",
+    "network_error": "ask again",
+    "abort": "ask again",
+    "insufficient_system_resource": "ask again",
+    "malformed_response": "ask again",
+    "malformed_function_call": "ask again",
 }
 MAX_MESSAGE_LENGTH = 500  # characters of a server's message in an error
-# Variables from which LiteLLM reads the keys of providers that always require one. `check` demands no key for other
-# providers, for a model with an address, or if the program gave LiteLLM a key.
+# Variables from which LiteLLM reads the keys of the providers that always require one. `check` demands no key for other
+# providers, for a model with an address, or if the program has set a key in LiteLLM.
 KEY_VARIABLES = {
     "openai": ("OPENAI_API_KEY",),
     "anthropic": ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"),
@@ -107,12 +112,20 @@ class LiteLLMModel:
                 raise ConfigurationError(
                     f"{self.name!r} is no known model: name one as in openai/gpt-4o-mini"
                 ) from None
-        names = KEY_VARIABLES.get(provider, ())
-        found = (settings.api_key, settings.api_base, litellm.api_key, getattr(litellm, f"{provider}_key", None))
-        found += tuple(map(os.environ.get, (*names, *_list_address_variables(provider))))
-        if names and not any(found):
+        key_variables = KEY_VARIABLES.get(provider)
+        if key_variables is None:
+            return
+        variables = (*key_variables, *_list_address_variables(provider))
+        has_key_or_address = (
+            settings.api_key
+            or settings.api_base
+            or litellm.api_key
+            or getattr(litellm, f"{provider}_key", None)
+            or any(os.environ.get(variable) for variable in variables)
+        )
+        if not has_key_or_address:
             raise ConfigurationError(
-                f"the model {self.name} needs a key: set {names[0]}, or save a LanguageModel block with "
+                f"the model {self.name} needs a key: set {key_variables[0]}, or save a LanguageModel block with "
                 "an api_key and pass language-model/NAME"
             )
 
@@ -121,56 +134,68 @@ class LiteLLMModel:
 
     def fingerprint(self) -> dict[str, Any]:
         """Return what an answer depends on; see `Model.fingerprint`. The address may come from the environment."""
-        addresses = map(os.environ.get, _list_address_variables(self._name_provider()))
-        address = self.settings.api_base or next(filter(None, addresses), None)
+        address = self.settings.api_base or None
+        for variable in _list_address_variables(self._name_provider()):
+            address = address or os.environ.get(variable) or None
         return {"model": self.name, "api_base": address, "sampling": self.sampling}
 
     async def ask(self, messages: list[Message], options: RequestOptions = DEFAULT_OPTIONS) -> Answer:
         """Ask the model, with retries after transient errors. Raises QueryError, ConfigurationError."""
-        litellm, settings = await self._load(), self.settings
+        await self._load()
         messages, arguments = self._build_request(messages, options)
-        tries = 0
-        api_key = None if settings.api_key is None else settings.api_key.get_secret_value()
-        mask = CredentialMask(api_key=api_key, api_base=settings.api_base, options=self.sampling)
-        connection: Any = {"api_key": api_key, "api_base": settings.api_base, "timeout": settings.request_timeout}
-        is_direct = can_send_directly(litellm, self.name, self._listed(), arguments)
-
-        async def request() -> Any:
-            nonlocal tries
-            tries += 1
-            # LiteLLM's timeout restarts with each piece of an answer, so a slow stream would never end.
-            whole = asyncio.timeout(settings.request_timeout + LATE_SECONDS)
+        mask = CredentialMask(api_key=self._get_key(), api_base=self.settings.api_base, options=self.sampling)
+        started_at = time.monotonic()
+        attempt = 0
+        while True:
             try:
-                async with whole:
-                    if is_direct:
-                        return await send(litellm, self.name, messages, arguments=arguments, mask=mask, **connection)
-                    # LiteLLM's own retries would hide their cost.
-                    options = {"num_retries": 0, "max_retries": 0, "logger_fn": mask.add_call, **arguments}
-                    return await litellm.acompletion(model=self.name, messages=messages, **connection, **options)
-            except Exception:
-                if whole.expired():
-                    raise TimeoutError(f"its answer was not complete after {settings.request_timeout:g} s") from None
-                raise
+                response = await self._send(messages, arguments, mask)
+            except Exception as error:  # noqa: BLE001 - LiteLLM raises the errors of a hundred clients
+                delay = self._choose_delay(error, attempt, started_at)
+                if delay is None:
+                    in_tries = f" in {attempt + 1} tries" if attempt else ""
+                    problem = _describe_error(error, mask)
+                    raise QueryError(f"the model {self.name} did not answer{in_tries}: {problem}") from None
+            else:
+                return self._read_response(response, messages, mask)
+            await asyncio.sleep(delay)
+            attempt += 1
 
-        begun_at = time.monotonic()
+    def _get_key(self) -> str | None:
+        return None if self.settings.api_key is None else self.settings.api_key.get_secret_value()
 
-        def choose_delay(error: Exception, attempt: int) -> float | None:
-            import openai  # LiteLLM's errors are subclasses of those of OpenAI's client.
-
-            delay = _get_delay(error, attempt)
-            # A spent quota is a 429 too, and waiting does not help.
-            if settings.retries and isinstance(error, openai.RateLimitError) and "insufficient_quota" not in str(error):
-                return delay if time.monotonic() + delay < begun_at + RATE_LIMIT_SECONDS else None
-            of_server = (openai.InternalServerError, litellm.ServiceUnavailableError, litellm.BadGatewayError)
-            is_passing = isinstance(error, (*of_server, openai.APIConnectionError, TimeoutError))
-            return delay if attempt < settings.retries and is_passing else None
-
+    async def _send(self, messages: list[Message], arguments: dict[str, Any], mask: CredentialMask) -> Any:
+        """Send one request, and return LiteLLM's response. Raises TimeoutError and the errors of LiteLLM."""
+        litellm, timeout = self._litellm, self.settings.request_timeout
+        connection: Any = {"api_key": self._get_key(), "api_base": self.settings.api_base, "timeout": timeout}
+        # LiteLLM's timeout restarts with each piece of an answer, so a slow stream would never end.
+        whole_answer = asyncio.timeout(timeout + LATE_SECONDS)
         try:
-            response = await call_with_retries(request, choose_delay)
-        except Exception as error:  # noqa: BLE001 - LiteLLM raises the errors of a hundred clients
-            in_tries = f" in {tries} tries" if tries > 1 else ""
-            raise QueryError(f"the model {self.name} did not answer{in_tries}: {_describe(error, mask)}") from None
-        return self._read(response, messages, mask)
+            async with whole_answer:
+                if can_send_directly(litellm, self.name, self._get_listing(), arguments):
+                    return await send(litellm, self.name, messages, arguments=arguments, mask=mask, **connection)
+                # LiteLLM's own retries would hide their cost.
+                extras = {"num_retries": 0, "max_retries": 0, "logger_fn": mask.add_call}
+                return await litellm.acompletion(
+                    model=self.name, messages=messages, **connection, **{**extras, **arguments}
+                )
+        except Exception:
+            if whole_answer.expired():
+                raise TimeoutError(f"its answer was not complete after {timeout:g} s") from None
+            raise
+
+    def _choose_delay(self, error: Exception, attempt: int, started_at: float) -> float | None:
+        """Return the seconds before the next retry, or None if the request must not be repeated."""
+        import openai  # LiteLLM's errors are subclasses of those of OpenAI's client.
+
+        litellm, retries = self._litellm, self.settings.retries
+        delay = _get_delay(error, attempt)
+        # A spent quota is a 429 too, and waiting does not help.
+        is_rate_limit = isinstance(error, openai.RateLimitError) and "insufficient_quota" not in str(error)
+        if is_rate_limit and retries > 0:
+            return delay if time.monotonic() + delay < started_at + RATE_LIMIT_SECONDS else None
+        server_errors = (openai.InternalServerError, litellm.ServiceUnavailableError, litellm.BadGatewayError)
+        is_transient = isinstance(error, (*server_errors, openai.APIConnectionError, TimeoutError))
+        return delay if is_transient and attempt < retries else None
 
     def _build_request(self, messages: list[Message], options: RequestOptions) -> tuple[list[Message], dict[str, Any]]:
         """Return the messages and LiteLLM's further arguments for a request with these options."""
@@ -178,11 +203,12 @@ class LiteLLMModel:
         if options.temperature is not None:
             arguments["temperature"] = options.temperature
         if options.max_tokens is not None:
-            for name in [name for name in TOKEN_LIMITS if arguments.get(name)] or TOKEN_LIMITS[:1]:
+            set_limits = [name for name in TOKEN_LIMITS if arguments.get(name)]
+            for name in set_limits or TOKEN_LIMITS[:1]:
                 arguments[name] = min(options.max_tokens, arguments.get(name) or options.max_tokens)
         if options.response_format is not None:
-            listed = self._listed()
-            if listed and not listed.get("supports_response_schema"):
+            listing = self._get_listing()
+            if listing and not listing.get("supports_response_schema"):
                 schema = json.dumps(options.response_format, ensure_ascii=False)
                 instruction = f"Reply with JSON that matches this schema, and with nothing else: {schema}"
                 return [{"role": "system", "content": instruction}, *messages], arguments
@@ -192,46 +218,52 @@ class LiteLLMModel:
             arguments["response_format"] = {"type": "json_schema", "json_schema": described}
         return messages, arguments
 
-    def _read(self, response: Any, messages: list[Message], mask: CredentialMask) -> Answer:
+    def _read_response(self, response: Any, messages: list[Message], mask: CredentialMask) -> Answer:
+        """Return the answer of a response, without credentials. Raises EmptyAnswerError if it is not whole."""
         choice = response.choices[0] if response.choices else None
         message = getattr(choice, "message", None)
-        # Answers reach the code as UTF-8, and a server may send half a surrogate pair.
-        text = (getattr(message, "content", None) or "").encode("utf-8", "replace").decode("utf-8")
-        usage = self._usage(response, messages, text)
-        mapped = getattr(choice, "finish_reason", "")
-        # LiteLLM maps words that it does not know to "stop".
-        reason = mask.hide_sent(str(_get_details(choice).get("native_finish_reason", mapped)))
-        # Thoughts that the server sent apart from the text; OpenRouter and vLLM use the second name.
+        text = _replace_surrogates(getattr(message, "content", None) or "")
+        # Thoughts that the server sent apart from the text. OpenRouter and vLLM use the second name.
         thoughts = getattr(message, "reasoning_content", None) or getattr(message, "reasoning", None) or ""
-        thoughts = mask.hide_sent(str(thoughts).encode("utf-8", "replace").decode("utf-8"))
+        mapped_reason = getattr(choice, "finish_reason", "")
+        # LiteLLM maps words that it does not know to "stop".
+        reason = mask.hide_sent(str(_get_server_fields(choice).get("native_finish_reason", mapped_reason)))
         tokens = getattr(getattr(choice, "logprobs", None), "content", None)
-        logprobs = None if tokens is None else [token.model_dump() for token in tokens]
-        # Code must not see secrets of this process.
-        answer = Answer(mask.hide_sent(text), usage, logprobs, reason, thoughts)
-        remedy = REMEDIES.get(mapped) or REMEDIES.get(reason.lower())
-        refusal = getattr(message, "refusal", None) or _get_details(message).get("refusal")
+        answer = Answer(
+            text=mask.hide_sent(text),  # Code must not see secrets of this process.
+            usage=self._compute_usage(response, messages, text),
+            logprobs=None if tokens is None else [token.model_dump() for token in tokens],
+            finish_reason=reason,
+            thoughts=mask.hide_sent(_replace_surrogates(str(thoughts))),
+        )
+        remedy = REMEDIES.get(mapped_reason) or REMEDIES.get(reason.lower())
+        refusal = getattr(message, "refusal", None) or _get_server_fields(message).get("refusal")
         if refusal:
-            problem, remedy = f"refused to answer: {mask.hide_sent(refusal)[:MAX_MESSAGE_LENGTH]}", "ask in another way"
-        elif remedy or not text.strip():
-            problem = "gave an incomplete answer" if text.strip() else "answered without a text"
+            problem = f"refused to answer: {mask.hide_sent(refusal)[:MAX_MESSAGE_LENGTH]}"
+            remedy = "ask in another way"
+        elif not text.strip():
+            problem = "answered without a text"
+        elif remedy is not None:
+            problem = "gave an incomplete answer"
         else:
             return answer
-        shown = f"the model {self.name} {problem} (finish_reason: {reason})"
-        raise EmptyAnswerError(f"{shown}: {remedy}" if remedy else shown, answer)
+        described = f"the model {self.name} {problem} (finish_reason: {reason})"
+        raise EmptyAnswerError(described if remedy is None else f"{described}: {remedy}", answer)
 
-    def _usage(self, response: Any, messages: list[Message], text: str) -> Usage:
+    def _compute_usage(self, response: Any, messages: list[Message], text: str) -> Usage:
+        """Return the tokens and the cost that the server or LiteLLM counted."""
         counted = getattr(response, "usage", None)
         # Negative counts would raise the limits on tokens and cost.
         prompt = max(0, getattr(counted, "prompt_tokens", 0) or 0)
         completion = max(0, getattr(counted, "completion_tokens", 0) or 0)
-        if not prompt:  # Every prompt has tokens, so this server does not count them.
+        if prompt:
+            cost = response._hidden_params.get("response_cost")  # It has discounts, such as for cached prompts.
+        else:  # Every prompt has tokens, so this server does not count them.
             count = self._litellm.token_counter
             prompt = count(model=self.name, messages=messages, use_default_image_token_count=True)
             completion = completion or count(model=self.name, text=text)
             cost = None
-        else:
-            cost = response._hidden_params.get("response_cost")  # It has discounts, such as for cached prompts.
-        price = self._price()
+        price = self._get_price()
         if price is None:  # LiteLLM reports 0 for an unknown price.
             return Usage(1, prompt, completion, cost or None)
         settings = self.settings
@@ -248,10 +280,10 @@ class LiteLLMModel:
         Each byte of texts and of the schema counts as a token, and each image as `IMAGE_TOKENS`.
         """
         await self._load()
-        price = self._price() if is_priced else (0.0, 0.0)
+        price = self._get_price() if is_priced else (0.0, 0.0)
         messages, arguments = self._build_request(messages, options)
         limits = [arguments[name] for name in TOKEN_LIMITS if arguments.get(name)]
-        answer = min(limits) if limits else self._listed().get("max_output_tokens")
+        answer = min(limits) if limits else self._get_listing().get("max_output_tokens")
         if answer is None and not is_priced:
             answer = 0  # The answers of an unlisted model count when they arrive.
         if price is None or answer is None:
@@ -260,26 +292,33 @@ class LiteLLMModel:
                 f"the {unknown} of the model {self.name} is unknown, so `max_cost` cannot limit it: leave `max_cost` "
                 "out, or set max_tokens and the costs per token in its LanguageModel block"
             )
-        image_tokens = next((count for part, count in IMAGE_TOKENS_OF.items() if part in self.name), IMAGE_TOKENS)
         prompt = len(json.dumps(arguments["response_format"])) if "response_format" in arguments else 0
         for message in messages:
-            content = message["content"]
-            parts: list[Any] = [{"text": content}] if isinstance(content, str) else content
-            texts = sum(len(part["text"].encode("utf-8", "replace")) for part in parts if "text" in part)
-            images = sum("text" not in part for part in parts)
-            prompt += texts + images * image_tokens + OVERHEAD_TOKENS * len(parts)
+            prompt += self._estimate_message(message["content"])
         return Estimate(prompt, answer, *price)
 
-    def _price(self) -> tuple[float, float] | None:
-        """Return the US dollars per token of a prompt and of an answer, or None if a price is unknown."""
-        listed = self._listed()
-        inward, outward = self.settings.input_cost_per_token, self.settings.output_cost_per_token
-        inward = listed.get("input_cost_per_token") if inward is None else inward
-        outward = listed.get("output_cost_per_token") if outward is None else outward
-        return None if inward is None or outward is None else (inward, outward)
+    def _estimate_message(self, content: str | list[dict[str, Any]]) -> int:
+        """Return the most tokens that a message can have."""
+        image_tokens = IMAGE_TOKENS
+        for name, tokens in IMAGE_TOKENS_OF.items():
+            if name in self.name:
+                image_tokens = tokens
+        total = 0
+        for part in [{"text": content}] if isinstance(content, str) else content:
+            total += len(part["text"].encode("utf-8", "replace")) if "text" in part else image_tokens
+            total += OVERHEAD_TOKENS
+        return total
 
-    def _listed(self) -> dict[str, Any]:
-        """Return the model's entry in LiteLLM's list. LiteLLM's own function would send a request to Ollama."""
+    def _get_price(self) -> tuple[float, float] | None:
+        """Return the US dollars per token of a prompt and of an answer, or None if a price is unknown."""
+        listing = self._get_listing()
+        prompt, answer = self.settings.input_cost_per_token, self.settings.output_cost_per_token
+        prompt = listing.get("input_cost_per_token") if prompt is None else prompt
+        answer = listing.get("output_cost_per_token") if answer is None else answer
+        return None if prompt is None or answer is None else (prompt, answer)
+
+    def _get_listing(self) -> dict[str, Any]:
+        """Return the model's entry in LiteLLM's list, or {}. LiteLLM's own function would send a request to Ollama."""
         prices = self._litellm.model_cost
         if self.name in prices:
             return prices[self.name]
@@ -293,16 +332,15 @@ def _list_address_variables(provider: str) -> tuple[str, ...]:
 
 
 def _is_strict(schema: Any) -> bool:
-    """Return whether OpenAI's strict mode takes the schema: its objects are closed and have no optional fields."""
+    """Return True if OpenAI's strict mode takes the schema: its objects are closed and have no optional fields."""
     try:
         if not schema.keys() <= STRICT_KEYWORDS:
             return False
-        kinds, properties = schema.get("type", ()), schema.get("properties", {})
-        is_object = "object" in ([kinds] if isinstance(kinds, str) else kinds)
-        if is_object and schema.get("additionalProperties") is not False:
-            return False
-        if is_object and set(schema.get("required", ())) != properties.keys():
-            return False
+        properties = schema.get("properties", {})
+        if "object" in schema.get("type", ()):  # a text or a list
+            is_closed = schema.get("additionalProperties") is False
+            if not is_closed or set(schema.get("required", ())) != properties.keys():
+                return False
         inner = [*properties.values(), *schema.get("$defs", {}).values(), *schema.get("anyOf", ())]
         if "items" in schema:
             inner.append(schema["items"])
@@ -311,12 +349,17 @@ def _is_strict(schema: Any) -> bool:
         return False
 
 
-def _get_details(part: Any) -> dict[str, Any]:
+def _get_server_fields(part: Any) -> dict[str, Any]:
     """Return the server's own fields of a choice or of a message, as LiteLLM keeps them."""
     return getattr(part, "provider_specific_fields", None) or {}
 
 
-def _describe(error: Exception, mask: CredentialMask) -> str:
+def _replace_surrogates(text: str) -> str:
+    """Return the text as UTF-8 allows it: a server may send half a surrogate pair."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _describe_error(error: Exception, mask: CredentialMask) -> str:
     """Return the error's type and text with credentials blanked, because servers repeat a key that they refuse."""
     # LiteLLM adds its traceback if it cannot read an answer.
     text = str(error).removeprefix("litellm.").partition("Traceback (most recent call last)")[0].strip()
@@ -329,7 +372,7 @@ def _get_delay(error: Exception, attempt: int) -> float:
     response = getattr(error, "response", None)
     headers = getattr(error, "litellm_response_headers", None) or getattr(response, "headers", {})
     try:
-        asked = float(headers.get("retry-after", ""))
+        retry_after = float(headers.get("retry-after", ""))
     except ValueError:
         return compute_backoff(attempt, FIRST_BACKOFF_SECONDS, 16.0) * random.uniform(0.75, 1.25)
-    return min(max(0.0, asked), LONGEST_BACKOFF_SECONDS)
+    return min(max(0.0, retry_after), LONGEST_BACKOFF_SECONDS)
