@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from ..sandbox.errors import ConfigurationError, OutcomeUnknown, RlmBatchError, SandboxLost
 from ..sandbox.meta import NOTHING_ASKED, QuerySummary
 from ..sandbox.queries.answer_type import AnswerType
+from ..sandbox.queries.records import find_last_output
 from ..sandbox.queries.recursion import QueryContext
 from ..sandbox.queries.recursive_model import Conversation, RecursionSettings
 from ..sandbox.sessions.async_interpreter import AsyncInterpreter
@@ -25,6 +26,7 @@ from .registry import PROVIDERS, make_unsaved_provider, resolve_provider
 if TYPE_CHECKING:
     from ..sandbox.interpreter import Interpreter
     from ..sandbox.queries.recursion import Queries
+    from ..sandbox.queries.session import QuerySession
     from .language_model.settings import LanguageModelSettings
     from .provider import SandboxProvider
 
@@ -35,6 +37,13 @@ with open(file, "w", encoding="utf-8", errors="surrogatepass", newline="") as co
     copy.write(text)
 SUBMIT(size=len(text), preview=text[:1000])
 """
+
+
+@dataclass(frozen=True, slots=True)
+class _VolumeText:
+    """A context that is a text on the provider's volume."""
+
+    path: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +78,7 @@ class RlmSession:
     Args:
         provider: The provider of the sandbox, or its name.
         settings: The limits, instructions and answer type of the model.
-        context: A pair: the context's value, and its path on the volume or None.
+        context: What the questions are about, or None. `open_rlm` marks a path on the volume.
         timeout: Seconds for each question; None for no limit.
         keywords: Keywords of the interpreter, such as `language_model` and `tools`.
 
@@ -81,7 +90,7 @@ class RlmSession:
         self,
         provider: SandboxProvider | str,
         settings: RecursionSettings,
-        context: tuple[Any, str | None],
+        context: Any,
         timeout: float | None,
         keywords: dict[str, Any],
     ) -> None:
@@ -95,8 +104,8 @@ class RlmSession:
         self._sandbox: _SessionSandbox | None = None
         self._interpreter: Interpreter | None = None
         self._conversation: Conversation | None = None
-        self._source = context  # the value, and a path on the volume or None
-        self._context: QueryContext | None = None  # the source in the open sandbox
+        self._source = context  # the value of the context, or its `_VolumeText`
+        self._context: QueryContext | None = None  # the context in the open sandbox; None before it is there
         unsaved = make_unsaved_provider(provider) if isinstance(provider, str) else provider
         if unsaved is not None:  # Report a wrong keyword at once.
             self._sandbox = _SessionSandbox(unsaved, settings, keywords)
@@ -155,9 +164,9 @@ class RlmSession:
         async with self._lock:
             if self._is_shut_down:
                 raise ConfigurationError("the session is shut down: open another one with open_rlm")
-            source = _check_context(context, context_volume_path)
+            source = _read_source(context, context_volume_path)
             try:
-                return await self._ask(query, None if source == (None, None) else source, timeout)
+                return await self._ask(query, source, timeout)
             except (SandboxLost, OutcomeUnknown) as error:
                 raise SandboxLost(
                     f"{error.summary}. The names of the model's code are lost. Ask again: the session opens a new "
@@ -177,7 +186,7 @@ class RlmSession:
         await self.shutdown()
 
     async def _open(self) -> tuple[Interpreter, Conversation, _SessionSandbox]:
-        """Return the open sandbox. Open another one if it is lost."""
+        """Return the open sandbox, its interpreter and the conversation. Open another sandbox if it is lost."""
         if self._sandbox is None:
             self._sandbox = _SessionSandbox(await resolve_provider(self._provider), self._settings, self._keywords)
         sandbox = self._sandbox
@@ -192,52 +201,55 @@ class RlmSession:
         self._interpreter = interpreter
         return interpreter, self._conversation, sandbox
 
-    async def _ask(self, query: str, source: tuple[Any, str | None] | None, timeout: float | None) -> SessionAnswer:
-        """Ask about the context of `source`, or about the last one without a source."""
+    async def _ask(self, query: str, new_source: Any, timeout: float | None) -> SessionAnswer:
+        """Ask about the context of `new_source`, or about the last one if it is None."""
         interpreter, conversation, sandbox = await self._open()
-        if source is not None or self._context is None:
-            source = source or self._source
-            self._context = await self._load_context(interpreter, source)
+        if new_source is not None or self._context is None:
+            source = self._source if new_source is None else new_source
+            self._context = await self._load_context(interpreter, sandbox, source)
             self._source = source
         queries = sandbox.make_queries(interpreter, len(self.answers))
         session = queries.session
         session.set_deadline(self._timeout if timeout is None else timeout)
-        value, text, is_answered = None, "", False
+        answered: tuple[str, Any] | None = None  # text and value; None if the question failed or was cancelled
         error: RlmBatchError | None = None
         try:
-            text, value = await queries.ask(query, self._context, conversation.answer)
-            if self._settings.answer_type is not None:
-                value = self._settings.answer_type.restore(value)
-            is_answered = True
+            answered = await queries.ask(query, self._context, conversation.answer)
         except RlmBatchError as failure:
             error = failure
         finally:
-            trajectory = session.queries[0].trajectory if session.queries else []
-            printed = [turn["output"] for turn in trajectory if turn["output"] and not turn.get("failed")]
-            text = text if is_answered or not printed else printed[-1]
-            answer = SessionAnswer(value, text, trajectory, session.summarize(), is_answered, error)
-            self.answers.append(answer)
+            answer = self._add_answer(session, answered, error)
         if session.listener_error is not None:  # The listener's own error says more.
             raise session.listener_error
         if error is not None:
             raise error
         return answer
 
-    async def _load_context(self, interpreter: Interpreter, source: tuple[Any, str | None]) -> QueryContext:
+    def _add_answer(
+        self, session: QuerySession, answered: tuple[str, Any] | None, error: RlmBatchError | None
+    ) -> SessionAnswer:
+        """Add the answer to a question to `answers`, and return it."""
+        trajectory = session.queries[0].trajectory if session.queries else []
+        text, value = (find_last_output(trajectory), None) if answered is None else answered
+        if answered is not None and self._settings.answer_type is not None:
+            value = self._settings.answer_type.restore(value)
+        answer = SessionAnswer(value, text, trajectory, session.summarize(), answered is not None, error)
+        self.answers.append(answer)
+        return answer
+
+    async def _load_context(self, interpreter: Interpreter, sandbox: _SessionSandbox, source: Any) -> QueryContext:
         """Bring a context to the sandbox. Raises ConfigurationError, VolumeError, SandboxLost and CodeError."""
-        value, volume_path = source
-        file = f"context-{uuid.uuid4().hex[:12]}"
-        if volume_path is not None:
-            result = await interpreter.execute(COPY_FROM_VOLUME, {"path": volume_path, "file": file})
-            return QueryContext(path=file, shape=f"a str of {result['size']:,} characters", preview=result["preview"])
-        if value is None:
+        if source is None:
             return QueryContext()
-        text, described = await asyncio.to_thread(_read_context, value)
+        file = f"context-{uuid.uuid4().hex[:12]}"
+        if isinstance(source, _VolumeText):
+            result = await interpreter.execute(COPY_FROM_VOLUME, {"path": source.path, "file": file})
+            return QueryContext(path=file, shape=f"a str of {result['size']:,} characters", preview=result["preview"])
+        text, description = await asyncio.to_thread(_read_context, source)
         if len(text) <= MAX_INLINE_CHARACTERS:
-            return QueryContext(text, **described)
-        assert self._sandbox is not None
-        await self._sandbox.upload(file, text.encode("utf-8", "surrogatepass"))
-        return QueryContext(path=file, **described)
+            return QueryContext(text, **description)
+        await sandbox.upload(file, text.encode("utf-8", "surrogatepass"))
+        return QueryContext(path=file, **description)
 
 
 class _SessionSandbox(ProviderSandboxes, AsyncInterpreter):
@@ -248,8 +260,8 @@ class _SessionSandbox(ProviderSandboxes, AsyncInterpreter):
     def __init__(self, provider: SandboxProvider, settings: RecursionSettings, keywords: dict[str, Any]) -> None:
         self.entry = PROVIDERS[provider.provider_name]
         names = provider.model_fields_set.union(provider.account_settings) - {"credentials"}
-        given = {name: provider.get_account_setting(name) for name in names}
-        super().__init__(timeout=None, **keywords, **given)
+        fields = {name: provider.get_account_setting(name) for name in names}
+        super().__init__(timeout=None, **keywords, **fields)
         self._limits["recursion"] = settings
 
     async def open(self) -> Interpreter:
@@ -323,15 +335,18 @@ def open_rlm(
         )
     except ValidationError as error:
         raise ConfigurationError(describe_problems(error)) from None
-    source = _check_context(context, context_volume_path)
-    models = {"language_model": language_model, "sub_model": sub_model}
-    return RlmSession(provider, settings, source, timeout, {**models, **keywords})
+    source = _read_source(context, context_volume_path)
+    keywords |= {"language_model": language_model, "sub_model": sub_model}
+    return RlmSession(provider, settings, source, timeout, keywords)
 
 
-def _check_context(context: Any, volume_path: str | None) -> tuple[Any, str | None]:
-    if context is not None and volume_path is not None:
+def _read_source(context: Any, volume_path: str | None) -> Any:
+    """Return the context, or the text at the path on the volume. Raises ConfigurationError if both are given."""
+    if volume_path is None:
+        return context
+    if context is not None:
         raise ConfigurationError("the context is given twice: pass only one of context and context_volume_path")
-    return context, volume_path
+    return _VolumeText(volume_path)
 
 
 def _read_context(context: Any) -> tuple[str, dict[str, Any]]:

@@ -9,6 +9,7 @@ from ..sandbox.errors import RlmBatchError
 from ..sandbox.meta import NOTHING_ASKED, QuerySummary
 from ..sandbox.outcomes.text_escape import LINE_CHARACTERS, escape_text
 from ..sandbox.queries.answer_type import AnswerType
+from ..sandbox.queries.records import find_last_output
 from ..sandbox.result import Outcome, Result
 from ..sandbox.wire.nonfinite import restore_numbers
 from .reporting.columns import Tables
@@ -55,9 +56,8 @@ class RlmAnswer(Report[Outcome]):
             restore_numbers(value, root.get("nonfinite", {}))
             typed = value["value"] if answer_type is None else answer_type.restore(value["value"])
             return cls(answer, trajectory, queries, outcome, results_path, value=typed)
-        printed = [turn["output"] for turn in trajectory if turn.get("output") and not turn.get("failed")]
-        partial_answer = printed[-1] if printed else ""
-        return cls(partial_answer, trajectory, queries, outcome, results_path, answered=False, error=outcome.error)
+        last_output = find_last_output(trajectory)
+        return cls(last_output, trajectory, queries, outcome, results_path, answered=False, error=outcome.error)
 
     @property
     def outcomes(self) -> Sequence[Outcome]:

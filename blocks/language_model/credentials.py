@@ -35,30 +35,33 @@ class CredentialMask:
 
     def __init__(self, **given: Any) -> None:
         """Create a mask from named values. A value is a credential if its name says so."""
-        self._sent = set(_find_credentials("", given))
+        self._credentials = set(_find_credentials("", given))
 
     def add_call(self, call: Mapping[str, Any]) -> None:
         """Add the key, the headers and the address of a request that LiteLLM is about to send."""
         request: Any = call.get("additional_args") or {}
         headers, address = request.get("headers"), str(request.get("api_base") or "")
-        self._sent.update(_find_credentials("", {"api_key": call.get("api_key"), "sent": headers, "api_base": address}))
+        values = {"api_key": call.get("api_key"), "sent": headers, "api_base": address}
+        self._credentials.update(_find_credentials("", values))
 
     def add_settings(self, settings: BaseModel) -> None:
         """Add the credentials among a block's fields. A long value of `environment` counts as one under any name."""
         for name, value in settings:
-            self._sent.update(_find_credentials(name, value))
+            self._credentials.update(_find_credentials(name, value))
         environment: dict[str, SecretStr] = getattr(settings, "environment", {})
-        values = (value.get_secret_value() for value in environment.values())
-        self._sent.update(value for value in values if len(value) >= LEAST_IN_ANSWERS)
+        for secret in environment.values():
+            value = secret.get_secret_value()
+            if len(value) >= LEAST_IN_ANSWERS:
+                self._credentials.add(value)
 
     def build_filter(self) -> Callable[[str], str]:
-        """Return a fast `hide`, which knows the credentials of this moment."""
-        forms = _list_forms(self._sent | find_environment_credentials())
+        """Return a fast form of `hide`, for many texts. It does not learn of credentials that are added later."""
+        forms = _list_forms(self._credentials | find_environment_credentials())
         return lambda text: _replace(text, forms)
 
     def hide_sent(self, text: str) -> str:
-        """Return the text of an answer with the credentials of this request blanked."""
-        return _replace(text, _list_forms(found for found in self._sent if len(found) >= LEAST_IN_ANSWERS))
+        """Return the text of an answer with the long credentials of this request blanked."""
+        return _replace(text, _list_forms(value for value in self._credentials if len(value) >= LEAST_IN_ANSWERS))
 
     def hide(self, text: str) -> str:
         """Return the text with all known credentials blanked."""
@@ -71,14 +74,17 @@ def find_environment_credentials() -> set[str]:
 
 
 def filter_log_record(record: logging.LogRecord) -> bool:
-    """Blank the credentials of this process's environment in a log record and its traceback; used as a log filter."""
-    hide, text = CredentialMask().hide, record.getMessage()
-    if (shown := hide(text)) != text:
-        record.msg, record.args = shown, ()
+    """Blank the credentials of this process's environment in a log record and its traceback. Use it as a log filter."""
+    hide = CredentialMask().build_filter()
+    text = record.getMessage()
+    masked_text = hide(text)
+    if masked_text != text:
+        record.msg, record.args = masked_text, ()
     if record.exc_info:
-        trace = record.exc_text or logging.Formatter().formatException(record.exc_info)
-        if (shown := hide(trace)) != trace:
-            record.exc_info, record.exc_text = None, shown
+        traceback = record.exc_text or logging.Formatter().formatException(record.exc_info)
+        masked_traceback = hide(traceback)
+        if masked_traceback != traceback:
+            record.exc_info, record.exc_text = None, masked_traceback
     return True
 
 

@@ -40,7 +40,8 @@ def convert_returned(value: Any) -> Any:
 
 
 def _convert(value: Any, *, is_returned: bool = False) -> Any:
-    if is_certainly_json(value) or isinstance(value, (str, int, float)) or hasattr(type(value), "tolist"):  # arrays
+    is_array = hasattr(type(value), "tolist")
+    if is_array or isinstance(value, (str, int, float)) or is_certainly_json(value):
         return value
     if isinstance(value, BaseModel):
         value = value.model_dump(mode="json")

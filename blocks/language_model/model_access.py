@@ -29,7 +29,7 @@ LIMITS = (
     *("sub_model", "models", "batch_concurrency", "max_depth", "max_llm_calls", "max_llm_tokens"),
     *("max_total_llm_calls", "max_total_llm_tokens", "max_cost"),
 )
-_models: dict[str, LanguageModelSettings] = {}  # unsaved models of this process, by their names in parameters
+_models: dict[str, LanguageModelSettings] = {}  # unsaved models of this process, by the texts of `name_model`
 
 
 @dataclass(kw_only=True)
@@ -51,27 +51,32 @@ class ModelAccess:
     recursion: RecursionSettings = DEFAULT_RECURSION
 
     def __post_init__(self) -> None:
-        flat = self.model.make_flat_model() if self.sub_model is None else self.sub_model.make_root_model()
-        self._models = self.model.make_root_model(), flat
+        self._root_model = self.model.make_root_model()
+        self._flat_model = self.model.make_flat_model()
+        if self.sub_model is not None:
+            self._flat_model = self.sub_model.make_root_model()
         self._named_models = {name: settings.make_root_model() for name, settings in self.models.items()}
 
     async def check_models(self, *, is_recursive: bool = False) -> None:
         """Raise ConfigurationError if a model's settings are wrong, or `max_depth` forbids a recursive query."""
         if is_recursive and self.max_depth == 0:
             raise ConfigurationError("`max_depth` is 0, and a recursive query needs 1: raise it")
-        for model in (*self._models, *self._named_models.values()):
+        for model in (self._root_model, self._flat_model, *self._named_models.values()):
             await model.check()
 
     async def check_estimates(self) -> None:
         """Raise ConfigurationError if a limit needs an unknown price or an unknown length of answers."""
-        for model in (*self._models, *self._named_models.values()):
+        for model in (self._root_model, self._flat_model, *self._named_models.values()):
             await estimate_for_budget(self.spent, model, [])
 
     def fingerprint(self) -> dict[str, Any]:
         """Return, as JSON and without secrets, the settings of all models that answers depend on."""
-        named = {name: settings.fingerprint() for name, settings in self.models.items()}
-        sub_model = {} if self.sub_model is None else {"sub_model": self.sub_model.fingerprint()}
-        return {**self.model.fingerprint(), **sub_model, **({"models": named} if named else {})}
+        fingerprint = self.model.fingerprint()
+        if self.sub_model is not None:
+            fingerprint["sub_model"] = self.sub_model.fingerprint()
+        if self.models:
+            fingerprint["models"] = {name: settings.fingerprint() for name, settings in self.models.items()}
+        return fingerprint
 
     def queries(
         self,
@@ -84,10 +89,9 @@ class ModelAccess:
         transcript: Transcript | None = None,
     ) -> Queries:
         """Return the queries for execution number `index`, whose code runs at `depth` in the interpreter's sandbox."""
-        root, flat = map(self.wrap_model, self._models)
         session = QuerySession(
-            root_model=root,
-            flat_model=flat,
+            root_model=self.wrap_model(self._root_model),
+            flat_model=self.wrap_model(self._flat_model),
             models={name: self.wrap_model(model) for name, model in self._named_models.items()},
             budget=Budget(calls=self.max_llm_calls, tokens=self.max_llm_tokens, parent=self.spent),
             concurrency=self.batch_concurrency,
@@ -128,24 +132,27 @@ async def open_model_access(
     """
     totals = {"max_total_llm_calls": max_total_llm_calls, "max_total_llm_tokens": max_total_llm_tokens}
     for name, value in {**others, **totals, "max_cost": max_cost}.items():
-        least = 1 if name == "batch_concurrency" else 0
-        if isinstance(value, (int, float)) and value < least:
-            raise ConfigurationError(f"`{name}` is {value!r}: use {least} or more")
+        minimum = 1 if name == "batch_concurrency" else 0
+        if isinstance(value, (int, float)) and value < minimum:
+            raise ConfigurationError(f"`{name}` is {value!r}: use {minimum} or more")
     settings = await resolve_language_model(model)
-    if isinstance(sub_model, str) and not is_saved_model(sub_model) and not sub_model.startswith("<"):
-        settings, sub_model = settings.model_copy(update={"sub_model": sub_model}), None
-    flat = None if sub_model is None else await resolve_language_model(sub_model)
-    names = [models] if isinstance(models, str) else models or ()
-    sources = names if isinstance(names, Mapping) else {name: name for name in names}
-    spent = Budget(calls=max_total_llm_calls, tokens=max_total_llm_tokens, cost=max_cost, is_total=True)
+    sub_settings = None
+    if isinstance(sub_model, str) and not is_saved_model(sub_model) and sub_model not in _models:
+        settings = settings.model_copy(update={"sub_model": sub_model})
+    elif sub_model is not None:
+        sub_settings = await resolve_language_model(sub_model)
+    if isinstance(models, str):
+        models = [models]
+    sources = models if isinstance(models, Mapping) else {name: name for name in models or ()}
     named = {name: await resolve_language_model(source) for name, source in sources.items()}
-    access = ModelAccess(model=settings, sub_model=flat, models=named, spent=spent, **others)
+    spent = Budget(calls=max_total_llm_calls, tokens=max_total_llm_tokens, cost=max_cost, is_total=True)
+    access = ModelAccess(model=settings, sub_model=sub_settings, models=named, spent=spent, **others)
     await access.check_estimates()
     return access
 
 
 def name_model(model: LanguageModelSettings) -> str:
-    """Return the text of a flow's parameter for a model: the name of a saved block, or a name in this process."""
+    """Return the text by which a flow's parameter names a model: of a saved block, or of this process's model."""
     saved = getattr(model, "_block_document_name", None)
     if saved is not None:
         return f"{SLUG}/{saved}"
@@ -155,7 +162,7 @@ def name_model(model: LanguageModelSettings) -> str:
 
 
 def is_saved_model(text: str) -> bool:
-    """Return whether a flow's parameter names a block on the Prefect server and not a model."""
+    """Return True if a flow's parameter names a block on the Prefect server and not a model."""
     return text.partition("/")[0] == SLUG
 
 

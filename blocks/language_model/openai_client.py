@@ -22,7 +22,7 @@ _clients: WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = WeakKeyDictionary(
 
 
 def can_send_directly(litellm: Any, name: str, listed: Mapping[str, Any], arguments: Mapping[str, Any]) -> bool:
-    """Return whether a request can go without LiteLLM's client: a model of OpenAI's chat API, and no special settings.
+    """Return True if a request needs no LiteLLM: it is for a model of OpenAI's chat API, without special settings.
 
     `listed` is LiteLLM's entry for the model, or an empty dict. `arguments` are those of `acompletion`.
     """

@@ -14,6 +14,7 @@ from .file_patterns import compute_file_digest
 from .host_paths import check_input_path
 from .spilling import read_json_reference, spill_text
 
+CONTEXT_COLUMNS = ("context", "context_file", "context_volume_path")  # parameters, and columns of a row
 FOLDER = ".rlm-contexts"  # folder of contexts in the sandbox
 # A longer context is a file in the sandbox, which is sent once and is not in the ledger.
 MAX_VARIABLE_CHARACTERS = 64 * 1024
@@ -38,6 +39,16 @@ context = {{context}}
 """
 
 
+def find_context(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters or columns of a context that are not empty. Raises ConfigurationError for two of them."""
+    context = {name: values[name] for name in CONTEXT_COLUMNS if values.get(name) not in (None, "", [])}
+    if len(context) > 1:
+        raise ConfigurationError(
+            "the context is given twice: pass only one of `context`, `context_file` and `context_volume_path`"
+        )
+    return context
+
+
 @dataclass(slots=True)
 class ContextReader:
     """Reads contexts, and keeps the files that each piece of code needs.
@@ -48,59 +59,61 @@ class ContextReader:
     files: dict[str, dict[str, Path]] = field(default_factory=dict[str, dict[str, Path]])
     _digests: dict[Path, str] = field(default_factory=dict[Path, str])
 
-    def read(self, query: str, context: Any, context_file: Any, volume_path: str | None) -> Item:
+    def read(self, query: str, context: Mapping[str, Any]) -> Item:
         """Return the code of the question about a context, and its variables. Raises ConfigurationError.
 
-        The context is a JSON value, a path or a list of paths of the host, or the path of a text on the volume.
+        The context is a result of `find_context`: a JSON value, a path or a list of paths of the host, or the path of a
+        text on the volume.
         """
-        sources = [context not in (None, ""), bool(context_file), bool(volume_path)]
-        if sum(sources) > 1:
-            raise ConfigurationError(
-                "the context is given twice: pass only one of `context`, `context_file` and `context_volume_path`"
-            )
         variables: dict[str, Any] = {"query": query}
-        if volume_path:
-            return (ASK_VOLUME, {**variables, "context_path": volume_path})
-        if context_file:
-            paths: list[str] = [
-                str(path) for path in (context_file if isinstance(context_file, list) else [context_file])
-            ]
-            names = name_files(paths)
-            reads: dict[str, str] = {}
-            files: dict[str, Path] = {}
-            for name, text in names.items():
-                path = Path(os.path.realpath(check_input_path(Path(text).expanduser().absolute())))
-                if path not in self._digests:
-                    self._digests[path] = compute_file_digest(path)
-                reads[name] = f"read({self._digests[path]!r})"
-                files[self._digests[path]] = path
-            if isinstance(context_file, list):
-                text = ", ".join(f"{name!r}: {read}" for name, read in reads.items())
-                return self._ask_file(f"{{{text}}}", files, {**variables, "context_file": list(names)})
-            ((name, read),) = reads.items()
-            return self._ask_file(read, files, {**variables, "context_file": name})
-        if context in (None, ""):
-            return (ASK_WITHOUT, variables)
-        context = read_json_reference(context)
+        if "context_volume_path" in context:
+            return (ASK_VOLUME, {**variables, "context_path": context["context_volume_path"]})
+        if "context_file" in context:
+            return self._read_files(context["context_file"], variables)
+        if "context" in context:
+            return self._read_value(read_json_reference(context["context"]), variables)
+        return (ASK_WITHOUT, variables)
+
+    def _read_value(self, context: Any, variables: dict[str, Any]) -> Item:
         is_text = isinstance(context, str)
         text = context if is_text else json.dumps(context)
         if len(text) <= MAX_VARIABLE_CHARACTERS:
             return (ASK, {**variables, "context": context})
         digest = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
-        read = f"read({digest!r})" if is_text else f"json.loads(read({digest!r}))"
-        return self._ask_file(read, {digest: Path(os.path.realpath(spill_text(text)))}, variables)
+        expression = f"read({digest!r})" if is_text else f"json.loads(read({digest!r}))"
+        return self._ask_file(expression, {digest: Path(os.path.realpath(spill_text(text)))}, variables)
 
-    def _ask_file(self, context: str, files: Mapping[str, Path], variables: dict[str, Any]) -> Item:
-        code = READ.format(context=context)
+    def _read_files(self, context_file: str | list[str], variables: dict[str, Any]) -> Item:
+        """Ask about a file, or about a list of files, which becomes a dict of texts by name."""
+        paths = name_files(context_file if isinstance(context_file, list) else [context_file])
+        expressions: dict[str, str] = {}
+        files: dict[str, Path] = {}
+        for name, text in paths.items():
+            path = Path(os.path.realpath(check_input_path(Path(text).expanduser().absolute())))
+            if path not in self._digests:
+                self._digests[path] = compute_file_digest(path)
+            digest = self._digests[path]
+            expressions[name] = f"read({digest!r})"
+            files[digest] = path
+        if isinstance(context_file, list):
+            items = ", ".join(f"{name!r}: {expression}" for name, expression in expressions.items())
+            return self._ask_file(f"{{{items}}}", files, {**variables, "context_file": list(expressions)})
+        ((name, expression),) = expressions.items()
+        return self._ask_file(expression, files, {**variables, "context_file": name})
+
+    def _ask_file(self, expression: str, files: Mapping[str, Path], variables: dict[str, Any]) -> Item:
+        """Ask about the value of an expression that reads files, which are given by their digests."""
+        code = READ.format(context=expression)
         self.files.setdefault(code, {f"{FOLDER}/{digest}": path for digest, path in files.items()})
         return (code, variables)
 
 
 def name_files(paths: list[str]) -> dict[str, str]:
-    """Return the paths by the shortest ends that tell them apart."""
+    """Return the paths by the shortest ends that tell them apart, such as `a/notes.txt` and `b/notes.txt`."""
     parts = {path: PurePath(path).parts for path in paths}
-    for length in range(1, max(map(len, parts.values()), default=1) + 1):
-        names = {"/".join(part[-length:]): path for path, part in parts.items()}
+    most_parts = max(map(len, parts.values()), default=0)
+    for length in range(1, most_parts + 1):
+        names = {"/".join(parts[path][-length:]): path for path in parts}
         if len(names) == len(parts):
             return names
     return {path: path for path in paths}

@@ -31,10 +31,6 @@ CSV = (".csv", ".tsv")
 PARQUET = ".parquet"
 
 
-class RecordedTypes(dict[str, Any]):
-    """Types of an earlier run, whose file may have had other columns."""
-
-
 class Inputs(Iterable[Variables], Sized, Protocol):
     """An ordered collection of dicts of variables, with a length."""
 
@@ -47,15 +43,23 @@ class InputFile:
     """
 
     def __init__(
-        self, path: str, types: TypesOfColumns = None, check: CheckNames | None = None, texts: Iterable[str] = ()
+        self,
+        path: str,
+        types: TypesOfColumns = None,
+        ledger: PathOrLocation | None = None,
+        *,
+        check: CheckNames | None = None,
+        texts: Iterable[str] = (),
     ) -> None:
         """Check the file at a path or location. Raises ConfigurationError if it must not be read or has a wrong value.
 
         Args:
             path: The path or location.
-            types: The types of a CSV file's columns.
+            types: The types of a CSV file's columns. Default: those of the ledger's last run, so that a resumed job
+                reads its file as before and runs nothing again.
+            ledger: The place of the run's ledger.
             check: Checks the names of a table's columns, or of each object of JSON, which must then be objects.
-            texts: Columns of CSV that are text if the caller gives no type.
+            texts: Columns of CSV that are text by default.
         """
         refuse_pattern(path)
         place = locate_input(path)
@@ -66,24 +70,29 @@ class InputFile:
             raise ConfigurationError(
                 f"{place} is not JSON lines (.jsonl), a JSON array (.json), CSV (.csv) or Parquet (.parquet): {reason}"
             )
+        rule: TypesOfColumns = None
         if suffix not in CSV:
             refuse_types(types)
+        else:
+            rule = _find_recorded_types(ledger) if types is None else types
         self._rows: ParquetTable | CsvTable | JsonValues
         try:
             if suffix == PARQUET:
                 self._rows = ParquetTable(place)
             elif suffix in CSV:
-                known = {**dict.fromkeys(texts, "str"), **(types if isinstance(types, dict) else {})}
-                self._rows = CsvTable(DataFile(place), known, "json" if types == "json" else None)
+                known_types: dict[str, Any] = dict.fromkeys(texts, "str")
+                if isinstance(rule, dict):
+                    known_types |= rule
+                self._rows = CsvTable(DataFile(place), known_types, "json" if rule == "json" else None)
             else:
                 self._rows = JsonValues(DataFile(place), check)
         except OSError as error:
             raise ConfigurationError(f"the input file {place} cannot be read: {error.strerror}") from None
         self.names = self._rows.names
-        self.column_types: RuleOfTypes = "json" if types == "json" else dict(self._rows.types)
+        self.column_types: RuleOfTypes = "json" if rule == "json" else dict(self._rows.types)
         if self.names is None:
             return
-        for name in types if type(types) is dict else ():
+        for name in types if isinstance(types, dict) else ():
             if name not in self.names:
                 raise ConfigurationError(f"`types` names the column {name!r}, and {place} has {', '.join(self.names)}")
         if check is not None:
@@ -114,24 +123,33 @@ class _NamesCheck:
     known: frozenset[str] | None = None
 
     def __call__(self, names: Iterable[str], where: str) -> None:
-        if self.known is None or not (self.must_be_same or self.known.issuperset(names)):
+        if self.known is None:
             check_variable_names(names, where)
-            self.known = (self.known or frozenset()).union(names)
-        for name in sorted(self.known ^ set(names)) if self.must_be_same else ():
-            problem = "no" if name in self.known else "a new"
-            raise ConfigurationError(f"{where} has {problem} variable {name!r}: give all points the same variables")
+            self.known = frozenset(names)
+        elif self.must_be_same:
+            for name in sorted(self.known ^ set(names)):
+                problem = "no" if name in self.known else "a new"
+                raise ConfigurationError(f"{where} has {problem} variable {name!r}: give all points the same variables")
+        elif not self.known.issuperset(names):
+            check_variable_names(names, where)
+            self.known = self.known.union(names)
 
 
 def read_inputs(
-    inputs: Any, types: TypesOfColumns = None, *, texts: Iterable[str] = (), noun: str = "inputs"
+    inputs: Any,
+    types: TypesOfColumns = None,
+    ledger: PathOrLocation | None = None,
+    *,
+    texts: Iterable[str] = (),
+    noun: str = "inputs",
 ) -> Inputs:
     """Return a flow's inputs from a list of dicts or a path. All `points` must have the same variables.
 
-    `texts` are columns of CSV that are text by default. Raises ConfigurationError for no inputs or a wrong name.
+    `InputFile` describes the other parameters. Raises ConfigurationError for no inputs or a wrong name.
     """
     check = _NamesCheck(must_be_same=noun == "points")
     if isinstance(inputs, str):
-        rows: Inputs = InputFile(inputs, types, check, texts)
+        rows: Inputs = InputFile(inputs, types, ledger, check=check, texts=texts)
     else:
         refuse_types(types)
         rows = inputs
@@ -177,23 +195,18 @@ def get_column_types(values: object) -> RuleOfTypes:
     return getattr(values, "column_types", {})
 
 
-def resolve_types_of(source: object, types: TypesOfColumns, ledger: PathOrLocation | None) -> TypesOfColumns:
-    """Return the given types. If `source` is a CSV file without given types, return the types of the ledger's last run.
-
-    A resumed job therefore reads its file as before, and runs nothing again. Raises OSError.
-    """
-    is_csv = isinstance(source, str) and split_suffix(Path(source))[0] in CSV
-    if types is not None or ledger is None or not is_csv:
-        return types
-    recorded = next((record.column_types for record in reversed(list_run_records(ledger))), None)
-    return RecordedTypes(recorded) if isinstance(recorded, dict) else recorded or None  # type: ignore[return-value]
+def _find_recorded_types(ledger: PathOrLocation | None) -> TypesOfColumns:
+    """Return the types of columns in the record of the ledger's last run, or None. Raises OSError."""
+    records = [] if ledger is None else list_run_records(ledger)
+    return (records[-1].column_types or None) if records else None  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)
 class _Chunks:
-    """Rows with an id and data, or with a `size`, items cut into lists of this size, with ids from 0.
+    """Chunks as variables. Without a `size`, the items are rows with an id and data.
 
-    Only one list of a file is in memory at a time.
+    With a `size`, the items are cut into lists of this size, with ids from 0. Only one list of a file is in memory at a
+    time.
     """
 
     items: list[Any] | InputFile
@@ -207,33 +220,49 @@ class _Chunks:
         return len(self.items) if self.size is None else math.ceil(len(self.items) / self.size)
 
     def __iter__(self) -> Iterator[Variables]:
-        items = iter(self.items)
-        for number in range(len(self)):
-            if self.size is None:
-                row = next(items)
+        if self.size is None:
+            for row in self.items:
                 yield {"chunk_id": _normalize_chunk_id(row["id"]), "data": row["data"]}
-            else:
+        else:
+            items = iter(self.items)
+            for number in range(len(self)):
                 yield {"chunk_id": str(number), "data": list(itertools.islice(items, self.size))}
 
 
-def build_chunks(chunks: Any, data: Any, chunk_size: int | None, types: TypesOfColumns = None) -> Inputs:
-    """Return the variables of chunks: data by id, or lists of `chunk_size` items. Raises ConfigurationError."""
+def build_chunks(
+    chunks: Any,
+    data: Any,
+    chunk_size: int | None,
+    types: TypesOfColumns = None,
+    ledger: PathOrLocation | None = None,
+) -> Inputs:
+    """Return the variables of chunks: data by id, or lists of `chunk_size` items. Raises ConfigurationError.
+
+    `InputFile` describes `types` and `ledger`.
+    """
+    if data is not None:
+        if isinstance(data, str):
+            items = InputFile(data, types, ledger)
+        else:
+            refuse_types(types)
+            items = data
+        if not len(items):
+            raise ConfigurationError("`data` is empty: give at least one item")
+        return _Chunks(items, chunk_size)
     if isinstance(chunks, str):
-        source = _Chunks(InputFile(chunks, types, _check_chunk, ("id",)))
-    elif isinstance(data, str):
-        source = _Chunks(InputFile(data, types), chunk_size)
+        rows = _Chunks(InputFile(chunks, types, ledger, check=_check_chunk, texts=("id",)))
     else:
         refuse_types(types)
-        rows = data if data is not None else [{"id": name, "data": value} for name, value in chunks.items()]
-        source = _Chunks(rows, chunk_size)
+        rows = _Chunks([{"id": name, "data": value} for name, value in chunks.items()])
     ids: set[str] = set()
-    for number, part in enumerate(source if data is None else (), 1):
-        if (chunk_id := part["chunk_id"]) in ids:
+    for number, row in enumerate(rows, 1):
+        chunk_id = row["chunk_id"]
+        if chunk_id in ids:
             raise ConfigurationError(f"chunk {number} of {chunks} has the id {chunk_id!r}, like an earlier one")
         ids.add(chunk_id)
-    if not len(source):
-        raise ConfigurationError("`data` is empty: give at least one item")
-    return source
+    if not ids:
+        raise ConfigurationError("`chunks` is empty: give at least one chunk")
+    return rows
 
 
 def _check_chunk(names: Iterable[str], where: str) -> None:
@@ -265,21 +294,24 @@ def check_variables(
     """
     if repeats is not None:
         refuse_own_repeat(next(iter(inputs), ()))
-    judge = None if options is None else options.check_code
-    parameters, judging = find_parameters(code), find_parameters(judge)
-    if parameters is None and judge is None:
+    check_code = None if options is None else options.check_code
+    parameters, check_parameters = find_parameters(code), find_parameters(check_code)
+    if parameters is None and check_code is None:
         return
     if isinstance(inputs, InputFile) and inputs.names is not None:
         inputs = [inputs.names]  # all rows have the same variables
     needs_all = options is None or options.preparation is None
     for variables in inputs:
         if parameters is not None:
-            is_repeated = repeats is not None and REPEAT in parameters.names
-            parameters.check((*variables, *((REPEAT,) if is_repeated else ())), needs_all=needs_all)
-        if judge is not None:
+            names = list(variables)
+            if repeats is not None and REPEAT in parameters.names:
+                names.append(REPEAT)
+            parameters.check(names, needs_all=needs_all)
+        if check_code is not None:
             check_names(variables)
-        if judging is not None:
-            judging.check((name for name in (*variables, *NAMES) if name in judging.names), needs_all=True)
+        if check_parameters is not None:
+            provided = [name for name in (*variables, *NAMES) if name in check_parameters.names]
+            check_parameters.check(provided, needs_all=True)
 
 
 def check_provided_variables(code: str | None, names: tuple[str, ...], *, needs_all: bool) -> None:

@@ -10,7 +10,7 @@ from ...sandbox.errors import ConfigurationError
 from ...tasks.ledger.run_record import ReportSpec
 from ..inputs.conversion import Code, Items, PathText, Variables
 from ..inputs.file_patterns import MatchedFiles, is_pattern
-from ..inputs.readers import Inputs, check_variables, get_column_types, read_inputs, refuse_types, resolve_types_of
+from ..inputs.readers import Inputs, check_variables, get_column_types, read_inputs, refuse_types
 from ..inputs.spilling import read_codes
 from ..inputs.tables import ProgressReport
 from ..parameters import CommandLineForm, FlowParameters, Options, RepeatCount, Types
@@ -80,8 +80,7 @@ class BatchParameters(Options, FlowParameters[OutcomesReport]):
                 )
             inputs = files = MatchedFiles(source, report)
         else:
-            types: Any = resolve_types_of(source, self.types, options.locate_ledger(run_ledger))
-            inputs = read_inputs(source, types)
+            inputs = read_inputs(source, self.types, options.locate_ledger(run_ledger))
         check_variables(codes[0], inputs, options, self.repeats)
         spec = ReportSpec().with_repeats(self.repeats, len(inputs))
         return plan_items(

@@ -29,7 +29,6 @@ from ..inputs.readers import (
     check_provided_variables,
     check_variables,
     get_column_types,
-    resolve_types_of,
 )
 from ..inputs.spilling import read_text_reference
 from ..inputs.tables import ProgressReport
@@ -217,9 +216,7 @@ class ChunksParameters(Options, FlowParameters[ChunksReport]):
         check_provided_variables(code, provided, needs_all=options.preparation is None)
         check_variables("", [("chunk_id", "data")], options)
         check_provided_variables(reduce, ("results",), needs_all=options.preparation is None)
-        source = self.data if self.chunks is None else self.chunks
-        types = resolve_types_of(source, self.types, options.locate_ledger(run_ledger))  # type: ignore[arg-type]
-        parts = build_chunks(self.chunks, self.data, self.chunk_size, types)
+        parts = build_chunks(self.chunks, self.data, self.chunk_size, self.types, options.locate_ledger(run_ledger))
         spec = ReportSpec("chunk" if reduce is None else "execution").with_repeats(self.repeats, len(parts))
         plan = plan_items(
             CodeForEach(code, parts),

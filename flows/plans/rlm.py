@@ -14,23 +14,24 @@ from ...sandbox.queries.answer_type import AnswerType
 from ...sandbox.queries.recursive_model import RecursionSettings
 from ...tasks.execution import Execution, Upload
 from ...tasks.ledger.run_record import ReportSpec
-from ..inputs.contexts import ContextReader
+from ..inputs.contexts import CONTEXT_COLUMNS, ContextReader, find_context
 from ..inputs.conversion import AnswerTypeText, ContextValue, Items, ModelText, PathText, TurnFunction, Variables
-from ..inputs.readers import get_column_types, read_inputs, read_lines, resolve_types_of
+from ..inputs.readers import Inputs as InputRows
+from ..inputs.readers import get_column_types, read_inputs, read_lines
 from ..inputs.tables import ProgressReport
 from ..parameters import CommandLineForm, FlowParameters, LaneParameters, Types
 from ..plan import Item, Outcomes, Plan
 from ..rlm_answers import RlmAnswer, RlmAnswers
 
 NOUN = "question"
-CONTEXT_COLUMNS = ("context", "context_file", "context_volume_path")  # columns of a row that the flow reads
+PATH_TYPES: dict[str, Any] = {"context_file": (str, list), "context_volume_path": str}  # types of a row's columns
 
 
 @dataclass(frozen=True, slots=True)
 class QuestionRows:
     """The questions of rows, as code with its variables. They can be read again if Prefect retries the flow run.
 
-    `shared` is the context of rows without their own: its values by the names of `CONTEXT_COLUMNS`.
+    `shared` is the context of rows without their own, as `find_context` returns it.
     """
 
     rows: Iterable[Mapping[str, Any]]
@@ -42,13 +43,13 @@ class QuestionRows:
             query = row.get("query")
             if not isinstance(query, str) or not query.strip():
                 raise ConfigurationError(f"question {number} is not a text: give each row a text as its query")
-            own = {name: row[name] for name in CONTEXT_COLUMNS if row.get(name) not in (None, "", [])}
-            for name in ("context_file", "context_volume_path"):
-                if not isinstance(own.get(name, ""), str if name == "context_volume_path" else (str, list)):
-                    raise ConfigurationError(f"question {number} has {name} {own[name]!r}: give a path")
-            code, variables = self.reader.read(query, *map((own or self.shared).get, CONTEXT_COLUMNS))
-            others = {name: value for name, value in row.items() if name not in ("query", *CONTEXT_COLUMNS)}
-            yield code, {**others, **variables}
+            context = find_context(row)
+            for name, types in PATH_TYPES.items():
+                if name in context and not isinstance(context[name], types):
+                    raise ConfigurationError(f"question {number} has {name} {context[name]!r}: give a path")
+            code, variables = self.reader.read(query, context or self.shared)
+            other_columns = {name: value for name, value in row.items() if name not in ("query", *CONTEXT_COLUMNS)}
+            yield code, {**other_columns, **variables}
 
 
 @parameter_model(frozen=True, kw_only=True)
@@ -168,15 +169,16 @@ class RlmParameters(RlmOptions, FlowParameters[RlmAnswer | RlmAnswers]):
         """Convert and check the parameters. A path as `context` becomes `context_file`, and a type its JSON."""
         values = dict(values)
         context = values.get("context")
-        paths: list[Any] = context if isinstance(context, list) else [context]  # type: ignore[reportUnknownVariableType]
-        if paths and all(isinstance(path, PurePath) for path in paths) and not values.get("context_file"):
+        items: list[Any] = context if isinstance(context, list) else [context]  # type: ignore[reportUnknownVariableType]
+        has_paths = bool(items) and all(isinstance(item, PurePath) for item in items)
+        if has_paths and not values.get("context_file"):
             values |= {"context": "", "context_file": context}
         files = values.get("context_file")
         if isinstance(files, Sequence) and not isinstance(files, str):
             values["context_file"] = [str(file) for file in files]  # type: ignore[reportUnknownVariableType]
-        source = values.get("output_type")
-        answer_type = None if source is None else AnswerType.read(source)
-        if answer_type is not None:
+        answer_type: AnswerType | None = None
+        if values.get("output_type") is not None:
+            answer_type = AnswerType.read(values["output_type"])
             values["output_type"] = answer_type.schema
         parameters = super().parse(values)
         # JSON has only the schema of a class. In this process answers become instances of it.
@@ -186,16 +188,18 @@ class RlmParameters(RlmOptions, FlowParameters[RlmAnswer | RlmAnswers]):
     @property
     def answer_type(self) -> AnswerType | None:
         """Return the type of the answers, or None. Raises ConfigurationError."""
-        source: Any = self.output_type
-        return vars(self).get("_answer_type") or (None if source is None else AnswerType.read(source))
+        parsed_type = vars(self).get("_answer_type")
+        if parsed_type is None and self.output_type is not None:
+            return AnswerType.read(self.output_type)
+        return parsed_type
 
     def make_plan(self, report: ProgressReport | None = None, run_ledger: PathOrLocation | None = None) -> Plan:
         """Read the questions and their contexts, and return the plan to ask them. Raises ConfigurationError."""
         if not self.language_model:
             raise ConfigurationError("`language_model` is missing: name a model, such as openai/gpt-4o-mini")
         reader = ContextReader()
-        rows, total, types = self._read_questions(self.options.locate_ledger(run_ledger))
-        shared = {name: getattr(self, name) for name in CONTEXT_COLUMNS if getattr(self, name) not in (None, "", [])}
+        rows = self._read_questions(self.options.locate_ledger(run_ledger))
+        shared = find_context({name: getattr(self, name) for name in CONTEXT_COLUMNS})
         items = QuestionRows(rows, shared, reader)
         for _ in items:  # Check each row, and find each file, before anything runs.
             pass
@@ -205,32 +209,31 @@ class RlmParameters(RlmOptions, FlowParameters[RlmAnswer | RlmAnswers]):
 
         def label(execution: Execution) -> str:
             query = execution.variables["query"]
-            number = "" if self.query is not None else f" {execution.index}"
-            return f"rlm{number}: {query if len(query) <= 100 else query[:97] + '...'}"
+            if len(query) > 100:
+                query = query[:97] + "..."
+            return f"rlm: {query}" if self.query is not None else f"rlm {execution.index}: {query}"
 
         return Plan(
-            total=total,
+            total=len(rows),
             items=items,
             label=label,
             report_spec=ReportSpec(NOUN),
             find_uploads=find_uploads,
             on_turn=self.on_turn,
             recursion=RecursionSettings(**{item.name: getattr(self, item.name) for item in fields(RecursionSettings)}),
-            column_types=types,
+            column_types=get_column_types(rows),
         )
 
-    def _read_questions(self, ledger: PathOrLocation | None) -> tuple[Iterable[Mapping[str, Any]], int, Any]:
-        """Return the rows, their number, and the types of a CSV file's columns. Raises ConfigurationError."""
+    def _read_questions(self, ledger: PathOrLocation | None) -> InputRows:
+        """Return rows with a query and perhaps a context. Raises ConfigurationError."""
         if self.inputs is not None:
-            types: Any = resolve_types_of(self.inputs, self.types, ledger)
-            inputs = read_inputs(self.inputs, types, texts=("query", *CONTEXT_COLUMNS))
-            return inputs, len(inputs), get_column_types(inputs)
+            return read_inputs(self.inputs, self.types, ledger, texts=("query", *CONTEXT_COLUMNS))
         queries: Any = [self.query] if self.query is not None else self.queries
         if isinstance(queries, str):
             queries = read_lines(queries)
         if not queries:
             raise ConfigurationError("`queries` is empty: give at least one question")
-        return [{"query": query} for query in queries], len(queries), {}
+        return [{"query": query} for query in queries]
 
     def build_report(self, outcomes: Outcomes) -> RlmAnswer | RlmAnswers:
         """Return the answer to one query, or the answers to many."""

@@ -19,7 +19,6 @@ from ..inputs.readers import (
     check_variables,
     get_column_types,
     read_inputs,
-    resolve_types_of,
 )
 from ..inputs.spilling import read_text_reference
 from ..inputs.tables import ProgressReport
@@ -169,8 +168,7 @@ class SweepParameters(Options, FlowParameters[TrialsReport]):
     def _plan_points(self, ledger: PathOrLocation | None) -> Plan:
         points: Inputs = Grid(cast("dict[str, list[Any]]", self.grid))
         if self.points is not None:
-            types = resolve_types_of(self.points, self.types, ledger)  # type: ignore[arg-type]
-            points = read_inputs(self.points, types, noun="points")
+            points = read_inputs(self.points, self.types, ledger, noun="points")
         code = read_text_reference(self.code)
         check_variables(code, points, self.options, self.repeats)
         return self._plan_trials(code, points, len(points), column_types=get_column_types(points))

@@ -255,3 +255,11 @@ def _count_equal(old: list[Message], new: list[Message]) -> int:
             break
         count += 1
     return count
+
+
+def find_last_output(trajectory: list[dict[str, Any]]) -> str:
+    """Return the output of the last turn that printed something and did not fail, or an empty text."""
+    for turn in reversed(trajectory):
+        if turn.get("output") and not turn.get("failed"):
+            return turn["output"]
+    return ""
