@@ -20,7 +20,8 @@ NUMBER = r"[-+]?(?:[\d_]+(?:\.[\d_]+)?|\.[\d_]+)(?:[eE][-+]?\d+)?"
 BOUNDS = re.compile(
     rf"(?P<kinds>(?:(?:log|int):){{0,2}})(?P<low>{NUMBER})\.\.(?P<high>{NUMBER})(?::(?P<step>{NUMBER}))?"
 )
-# Texts that are hardly meant as texts: of JSON or a call, or bounds.
+# A value that looks like JSON, a call or bounds, or is empty. If it cannot be read as one, it is refused and not taken
+# as a text.
 UNCLEAR = re.compile(r"[\"'[{(\u201c\u201d\u201e\u2018\u2019]|(?:log|int):|.*(?:,|\d\s*\.\.|\.\.[-+.\d])|$", re.DOTALL)
 FORMS = {
     "--grid": "give values with commas between, such as {0}=1,2,3, and bounds with --space",
@@ -28,46 +29,34 @@ FORMS = {
 }
 
 
-def refuse_data(files: Sequence[str], option: str) -> None:
+def refuse_data(files: Sequence[str], data_option: str | None = None) -> None:
     """Raise ConfigurationError if the command line names a file of data where code belongs.
 
-    `option` is the command's option for files of data, or an empty text.
+    Args:
+        files: The files of code that the command line names.
+        data_option: The command's option for files of data, which the message recommends.
     """
     for file in files:
         if DATA_SUFFIX.search(file):
-            advice = f"did you mean {option} {shlex.quote(file)}?" if option else "pass files of Python code"
-            if option and len(files) > 1:  # The shell has replaced a pattern by several names.
-                advice += " A pattern of several files needs quotes"
+            advice = "pass files of Python code"
+            if data_option is not None:
+                advice = f"did you mean {data_option} {shlex.quote(file)}?"
+                if len(files) > 1:  # The shell has replaced a pattern by several names.
+                    advice += " A pattern of several files needs quotes"
             raise ConfigurationError(f"{file} is a file of data, and not of Python code: {advice}")
 
 
 def read_code(file: str) -> str:
     """Return the text of a file of code. Raises ConfigurationError or OSError."""
-    refuse_data([file], "")
+    refuse_data([file])
     return decode_code(Path(file).expanduser().read_bytes(), file)
 
 
-def resolve_path(path: str | None) -> str | None:
-    """Return a path as an absolute path, and a location unchanged.
-
-    Raises ConfigurationError.
-    """
-    if path is not None and not path.strip():
+def resolve_path(path: str) -> str:
+    """Return a path as an absolute path, and a location unchanged. Raises ConfigurationError."""
+    if not path.strip():
         raise ConfigurationError("a path is empty: check the variable that it comes from")
-    if path is None:
-        return None
     return make_absolute(path)
-
-
-def build_provider(name: str, isolation: str | None) -> str:
-    """Return the flow's `provider` with this isolation."""
-    if isolation is None:
-        return name
-    if name != "local":
-        raise ConfigurationError(
-            f"--isolation needs the provider local, and --provider is {name}: leave --isolation out"
-        )
-    return f"local:{isolation}"
 
 
 def parse_grid(words: list[str]) -> dict[str, list[Any]]:
@@ -81,36 +70,47 @@ def parse_space(words: list[str]) -> Any:
         return read_json_file(words[0])
     space: dict[str, Any] = {}
     for name, values in _split_words("--space", words).items():
-        if (match := BOUNDS.fullmatch(values)) is None:
-            choices = _parse_values("--space", name, values)
-            # A single object has bounds as in a file of JSON.
-            space[name] = choices[0] if len(choices) == 1 and isinstance(choices[0], dict) else choices
-        else:
-            numbers = {word: read_word(text) for word in ("low", "high", "step") if (text := match[word]) is not None}
-            kinds = match["kinds"]
-            space[name] = (
-                numbers | ({"log": True} if "log" in kinds else {}) | ({"type": "int"} if "int" in kinds else {})
-            )
+        bounds = BOUNDS.fullmatch(values)
+        if bounds is not None:
+            space[name] = _read_bounds(bounds)
+            continue
+        choices = _parse_values("--space", name, values)
+        # A single object has bounds as in a file of JSON.
+        is_object = len(choices) == 1 and isinstance(choices[0], dict)
+        space[name] = choices[0] if is_object else choices
     return space
 
 
+def _read_bounds(match: re.Match[str]) -> dict[str, Any]:
+    """Return bounds, such as log:1e-5..0.1, as a file of JSON has them."""
+    bounds: dict[str, Any] = {"low": read_word(match["low"]), "high": read_word(match["high"])}
+    if match["step"] is not None:
+        bounds["step"] = read_word(match["step"])
+    if "log" in match["kinds"]:
+        bounds["log"] = True
+    if "int" in match["kinds"]:
+        bounds["type"] = "int"
+    return bounds
+
+
 def _split_words(option: str, words: list[str]) -> dict[str, str]:
-    """Split each word at its first equals sign, and return the values by name. Raises ConfigurationError."""
-    texts: dict[str, str] = {}
+    """Return the values of each variable as a text, from words such as `lr=0.1,0.2`. Raises ConfigurationError."""
+    values_by_name: dict[str, str] = {}
     for word in words:
-        name, _, values = map(str.strip, word.partition("="))
+        name, _, values = word.partition("=")
+        name, values = name.strip(), values.strip()
         if not name or not values:
             raise ConfigurationError(f"{option} {word}: {FORMS[option].format(name or 'lr')}")
-        if name in texts:
+        if name in values_by_name:
             raise ConfigurationError(f"{option} sets {name} twice: give all its values at once, as in {name}=1,2,3")
-        texts[name] = values
-    return texts
+        values_by_name[name] = values
+    return values_by_name
 
 
 def _parse_values(option: str, name: str, values: str) -> list[Any]:
-    """Return the parsed values, which commas separate, or the values of a single list.
+    """Parse values with commas between them, or one list in JSON.
 
-    Raises ConfigurationError for a text that is hardly meant as one.
+    Raises ConfigurationError for an empty value, and for a text that looks like something else.
     """
     pieces = _split_values(values)
     try:
@@ -128,13 +128,17 @@ def _parse_values(option: str, name: str, values: str) -> list[Any]:
 
 def _split_values(values: str) -> list[str]:
     """Split the text at commas, except at commas within quotes and brackets."""
-    pieces, depth, is_quoted = [""], 0, False
+    pieces = [""]
+    depth = 0  # open brackets
+    is_quoted = False
     for character in values:
         if character == '"' and not pieces[-1].endswith("\\"):
             is_quoted = not is_quoted
-        elif not is_quoted:
-            depth += (character in "[({") - (character in "])}")
-        if character == "," and not is_quoted and not depth:
+        elif not is_quoted and character in "[({":
+            depth += 1
+        elif not is_quoted and character in "])}":
+            depth -= 1
+        if character == "," and not is_quoted and depth == 0:
             pieces.append("")
         else:
             pieces[-1] += character

@@ -33,7 +33,7 @@ WorkPool = Annotated[
         group=DEPLOYMENT,
     ),
 ]
-
+MAX_NAMED_FILES = 5  # files of code that a deployment's description names
 
 deploy = App(name="deploy")
 
@@ -47,11 +47,12 @@ def deploy_package(*, work_pool: Annotated[str, Parameter(metavar="POOL")] = "rl
     """
     from ..deployments.deploy import deploy as deploy_all
 
-    pools = asyncio.run(deploy_all(work_pool))
-    for name, pool in pools.items():
+    pools_by_deployment = asyncio.run(deploy_all(work_pool))
+    for name, pool in pools_by_deployment.items():
         print(name if pool == work_pool else f"{name} stays in the work pool {pool}")
-    for pool in sorted(set(pools.values())):
-        which = "them" if len(set(pools.values())) == 1 else f"those in {pool}"
+    pools = sorted(set(pools_by_deployment.values()))
+    for pool in pools:
+        which = "them" if len(pools) == 1 else f"those in {pool}"
         print(f"\nA worker runs {which}, with this package installed: prefect worker start --pool {shlex.quote(pool)}")
     return 0
 
@@ -91,6 +92,7 @@ def make_deploy_action(
         make_unsaved_provider(values.get("provider", "local"), values.get("provider_options"))
         if not parameters.reads_blocks():
             parameters.make_plan(print_reading)  # Fail now and not in the deployment's runs.
+        # The deployment does not store other parameters, so that they follow the defaults of later versions.
         converted = {parameter: getattr(parameters, parameter) for parameter in values}
         return _deploy_flow(model.flow_name, files, converted, entry, work_pool)
 
@@ -106,7 +108,8 @@ def __getattr__(name: str) -> Callable[..., int]:
     """Build the subcommand of a flow when it is first used."""
     if name not in FLOWS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    options = [Option(item, DEPLOYMENT) for item in inspect.signature(make_deploy_action).parameters.values()]
+    parameters = inspect.signature(make_deploy_action).parameters.values()
+    options = [Option(parameter, DEPLOYMENT) for parameter in parameters]
     return build_flow_command(load_model(name), options, make_deploy_action)
 
 
@@ -140,9 +143,12 @@ def _deploy_flow(
     from ..deployments.deploy import deploy_own
 
     flow = load_flow(flow_name)
-    names = ", ".join(Path(file).name for file in files[:5]) + ", ..." * (len(files) > 5)
-    entry["description"] = f"A {flow_name}{f' of {names}' if files else ''}, by rlm-batch deploy."
-    work_pool = asyncio.run(deploy_own(flow, entry | {"parameters": parameters}, work_pool))
+    names = [Path(file).name for file in files[:MAX_NAMED_FILES]]
+    if len(files) > MAX_NAMED_FILES:
+        names.append("...")
+    files_phrase = f" of {', '.join(names)}" if names else ""
+    entry |= {"description": f"A {flow_name}{files_phrase}, by rlm-batch deploy.", "parameters": parameters}
+    work_pool = asyncio.run(deploy_own(flow, entry, work_pool))
     name = f"{flow.name}/{entry['name']}"
     print(f"{name} made, in the work pool {work_pool}")
     for schedule in entry["schedules"]:

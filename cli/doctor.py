@@ -28,12 +28,15 @@ from .output import Json, print_json, print_whole_lines
 def doctor(*, json: Json = False) -> int:
     """Print a row for each check, and return 0 if code can be isolated here, else 2."""
     checks: dict[str, Callable[[], str]] = {"Python": lambda: f"{platform.python_version()} at {sys.executable}"}
-    isolated: set[str] = set()
+    isolating_checks: set[str] = set()
     for entry in PROVIDERS.values():
-        kinds = {f"{entry.name}, {kind}": f"{entry.name}:{kind}" for kind in entry.kinds if kind != "none"}
-        isolated |= kinds.keys()
-        for name, provider_name in (kinds or {entry.name: entry.name}).items():
-            checks[name] = partial(_check_provider, entry, provider_name)
+        kinds = [kind for kind in entry.kinds if kind != "none"]
+        for kind in kinds:
+            name = f"{entry.name}, {kind}"
+            checks[name] = partial(_check_provider, entry, f"{entry.name}:{kind}")
+            isolating_checks.add(name)
+        if not kinds:
+            checks[entry.name] = partial(_check_provider, entry, entry.name)
     checks["results"] = partial(_check_directory, get_results_root, "RLM_BATCH_RESULTS")
     checks["volumes"] = partial(_check_directory, partial(find_volumes_root, None), "RLM_BATCH_VOLUMES")
     checks["cache"] = partial(_check_directory, resolve_cache_root, "RLM_BATCH_CACHE")
@@ -46,7 +49,8 @@ def doctor(*, json: Json = False) -> int:
             works, text = True, check()
         except RlmBatchError as error:
             works, text = False, str(error)
-        can_isolate = can_isolate or (works and name in isolated)
+        if works and name in isolating_checks:
+            can_isolate = True
         if json:
             print_json({"check": name, "works": works, "details": text})
         table.add_row(name, Text("ok", "green") if works else Text("no", "red"), text)
@@ -71,10 +75,13 @@ def _check_provider(entry: ProviderEntry, provider_name: str) -> str:
 
 
 def _check_directory(find: Callable[[], Path], variable: str) -> str:
+    """Return the directory that `find` names. Raises ConfigurationError if no files can be created in it."""
     root = find()
+    existing = root
     try:
-        closest = next(directory for directory in (root, *root.parents) if directory.exists())
-        with tempfile.TemporaryDirectory(dir=closest):
+        while not existing.exists():
+            existing = existing.parent
+        with tempfile.TemporaryDirectory(dir=existing):
             return str(root)
     except OSError as error:
         raise ConfigurationError(
@@ -85,14 +92,14 @@ def _check_directory(find: Callable[[], Path], variable: str) -> str:
 def _check_server() -> str:
     url = PREFECT_API_URL.value()
 
-    async def ask() -> str:
+    async def check_configured_server() -> str:
         check_proxies()
         async with get_client() as client:
             await check_server(client, url)
         return f"the server at {url} answers"
 
     if url:
-        return asyncio.run(ask())
+        return asyncio.run(check_configured_server())
     if not wants_shared_server():
         return "no server is configured, so each program starts its own"
     servers = [f"process {server.pid} at {server.ui_url}" for server in list_shared_servers()]

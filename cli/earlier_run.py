@@ -17,11 +17,12 @@ from ..sandbox.outcomes.text_escape import escape_text
 def open_run(run: str) -> LedgerReader:
     """Open the ledger of a run, or the ledger at a path or a location. Raises ConfigurationError."""
 
-    async def open_below_block() -> LedgerReader:
+    async def open_on_block() -> LedgerReader:
         async with provide_server():
             return await asyncio.to_thread(open_run_ledger, run)
 
-    reader = asyncio.run(open_below_block()) if parse_scheme(run) == "block" else open_run_ledger(run)
+    is_on_block = parse_scheme(run) == "block"  # Only a Prefect server can resolve the block.
+    reader = asyncio.run(open_on_block()) if is_on_block else open_run_ledger(run)
     if reader.note:
         print(escape_text(reader.note), file=sys.stderr)
     return reader
@@ -30,24 +31,28 @@ def open_run(run: str) -> LedgerReader:
 def find_model(reader: LedgerReader) -> type[FlowParameters[Any]] | None:
     """Return the parameter model of the flow that ran last on a ledger; None if it is not a flow of rlm-batch."""
     flow = reader.records[-1].flow
-    return next((model for model in map(load_model, FLOWS) if flow in (model.prefect_name, model.flow_name)), None)
+    for name in FLOWS:
+        model = load_model(name)
+        if flow in (model.prefect_name, model.flow_name):
+            return model
+    return None
 
 
 def read_parameters(reader: LedgerReader) -> dict[str, Any]:
     """Return the parameters of a ledger's last run, from the Prefect server. Raises ConfigurationError."""
+    from prefect.client.orchestration import get_client
+    from prefect.exceptions import ObjectNotFound
+
     record = reader.records[-1]
 
     async def read() -> dict[str, Any]:
-        from prefect.client.orchestration import get_client
-
         async with provide_server(), get_client() as client:
-            return (await client.read_flow_run(uuid.UUID(record.flow_run_id))).parameters
-
-    from prefect.exceptions import ObjectNotFound
+            flow_run = await client.read_flow_run(uuid.UUID(record.flow_run_id))
+            return flow_run.parameters
 
     try:
         return asyncio.run(read())
-    except (ObjectNotFound, ValueError):
+    except (ObjectNotFound, ValueError):  # ValueError: the id in the record is not one of Prefect's.
         raise ConfigurationError(
             f"the Prefect server has no flow run {record.name or record.flow_run_id}, and this needs its parameters: "
             "set PREFECT_API_URL to the run's server, or start the flow again with its --results-path"

@@ -18,9 +18,8 @@ from .standard_streams import open_standard_streams
 if TYPE_CHECKING:
     from rich.console import Console
 
-# The command sets these for itself before it imports Prefect. Prefect's log lines would hide the command's output, and
-# the server still gets them. The server does not get internal lines, which fill a page for each event that reaches no
-# server.
+# The command sets these variables before it imports Prefect. Prefect's log lines would hide the command's output, and
+# the server still gets them. Prefect's internal lines are a page for each event that no server receives.
 QUIET_PREFECT = {
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
     "PREFECT_INTERNAL_LOGGING_LEVEL": "CRITICAL",
@@ -57,19 +56,19 @@ def _end_process(status: int) -> None:
 def _run_until_interrupted(arguments: list[str] | None) -> int:
     """Run the command, and return its exit status, also after an interrupt.
 
-    Replace the handler of Ctrl-C only if `arguments` is None: then the process ends with the command.
+    If `arguments` is None, the process ends with the command, so the handler of Ctrl-C is replaced.
     """
-    message = ""
+    message: str | None = None
     try:
         status = _run_command(arguments)
     except KeyboardInterrupt as interrupt:
         status, message = 130, str(interrupt) or "interrupted"
-    can_be_interrupted = arguments is None and signal.getsignal(signal.SIGINT) != signal.SIG_IGN
-    if can_be_interrupted:
+    replaces_handler = arguments is None and signal.getsignal(signal.SIGINT) != signal.SIG_IGN
+    if replaces_handler:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # A second Ctrl-C does not cut the message short.
-    if message:
+    if message is not None:
         _print_error(message)
-    if can_be_interrupted:
+    if replaces_handler:
         # Only Prefect's work at process exit remains, and a second Ctrl-C skips it.
         signal.signal(signal.SIGINT, lambda _number, _frame: os._exit(130))
     return status
@@ -77,28 +76,7 @@ def _run_until_interrupted(arguments: list[str] | None) -> int:
 
 def _run_command(arguments: list[str] | None) -> int:
     """Run the command, print its error if it fails, and return the exit status."""
-    for name, value in QUIET_PREFECT.items():
-        os.environ.setdefault(name, value)
-    if not os.environ.get("RLM_BATCH_SERVER") and not os.environ.get("CI"):
-        os.environ["RLM_BATCH_SERVER"] = "shared"
-    if os.path.expanduser("~") == "~":  # Without HOME and an entry in passwd Prefect cannot be imported.
-        os.environ["HOME"] = "/"  # Container engines set the same value.
-    # For Prefect, a log line that does not reach the server is a logging error, which Python would print.
-    logging.raiseExceptions = False
-    # Commands that need Prefect's directory print their own error with advice.
-    warnings.filterwarnings("ignore", "Failed to create the Prefect home directory")
-    from ..flows.child_process import GARBAGE_THRESHOLD, ignore_settings_files, keep_absolute
-    from ..flows.proxies import exclude_loopback
-
-    # HTTP clients read the proxy variables when they are created, in this process and in its child processes.
-    exclude_loopback(os.environ)
-    gc.set_threshold(GARBAGE_THRESHOLD)
-    os.environ["PATH"] = keep_absolute(os.environ.get("PATH", os.defpath))  # No programs from the working directory.
-    if ignored := ignore_settings_files():
-        _print_error(
-            f"ignored Prefect's settings in {', '.join(ignored)} of the working directory, because they can run "
-            "code: set environment variables, or a profile (prefect config set)"
-        )
+    _prepare_process()
     from cyclopts import CycloptsError
 
     from ..sandbox.errors import RlmBatchError
@@ -114,8 +92,11 @@ def _run_command(arguments: list[str] | None) -> int:
             result_action="return_value",
         )
         sys.stdout.flush()
-        if (error := getattr(sys.stdout, "error", None)) is not None:
-            _print_error(f"standard output could not be written ({error.strerror}): some or all of it is missing")
+        output_error = getattr(sys.stdout, "error", None)
+        if output_error is not None:
+            _print_error(
+                f"standard output could not be written ({output_error.strerror}): some or all of it is missing"
+            )
     except CycloptsError as error:
         command = " ".join(["rlm-batch", *(error.command_chain or ())])
         _print_error(f"{str(error).removesuffix('.')} (see {command} --help)")
@@ -134,10 +115,38 @@ def _run_command(arguments: list[str] | None) -> int:
     return status if isinstance(status, int) else 0
 
 
+def _prepare_process() -> None:
+    """Set what Prefect and HTTP clients read at their import: environment variables, filters and proxies."""
+    for name, value in QUIET_PREFECT.items():
+        os.environ.setdefault(name, value)
+    if not os.environ.get("RLM_BATCH_SERVER") and not os.environ.get("CI"):
+        os.environ["RLM_BATCH_SERVER"] = "shared"
+    if os.path.expanduser("~") == "~":  # Without HOME and an entry in passwd Prefect cannot be imported.
+        os.environ["HOME"] = "/"  # Container engines set the same value.
+    # For Prefect, a log line that does not reach the server is a logging error, which Python would print.
+    logging.raiseExceptions = False
+    # Commands that need Prefect's directory print their own error with advice.
+    warnings.filterwarnings("ignore", "Failed to create the Prefect home directory")
+    from ..flows.child_process import GARBAGE_THRESHOLD, ignore_settings_files, keep_absolute
+    from ..flows.proxies import exclude_loopback
+
+    # HTTP clients read the proxy variables when they are created, in this process and in its child processes.
+    exclude_loopback(os.environ)
+    gc.set_threshold(GARBAGE_THRESHOLD)
+    os.environ["PATH"] = keep_absolute(os.environ.get("PATH", os.defpath))  # No programs from the working directory.
+    ignored = ignore_settings_files()
+    if ignored:
+        _print_error(
+            f"ignored Prefect's settings in {', '.join(ignored)} of the working directory, because they can run "
+            "code: set environment variables, or a profile (prefect config set)"
+        )
+
+
 def _print_error(text: str) -> None:
     from ..sandbox.outcomes.text_escape import escape_text
 
-    print(f"rlm-batch: {escape_text(text, keep=chr(10))}", file=sys.stderr)
+    escaped = escape_text(text, keep="\n")
+    print(f"rlm-batch: {escaped}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ Json = Annotated[Flag, Parameter(help="Print each row as a line of JSON instead 
 
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
-    """The form of printed outcomes: a table, with the code's output and usage if they are wanted, or JSON."""
+    """The form of printed outcomes: JSON, or a table, to which the code's output and usage can be added."""
 
     shows_output: bool = False
     is_json: bool = False
@@ -42,9 +42,10 @@ def print_json(value: dict[str, Any]) -> None:
 def print_outputs(outcomes: Iterable[Outcome]) -> None:
     """Print the text that each execution's code printed, under the execution's number."""
     for outcome in outcomes:
-        for name, text in (("", outcome.meta.stdout), (" standard error", outcome.meta.stderr)):
+        meta = outcome.meta
+        for heading, text in ((f"{meta.index}:", meta.stdout), (f"{meta.index} standard error:", meta.stderr)):
             if text:
-                print(f"\n{outcome.meta.index}{name}:")
+                print(f"\n{heading}")
                 print(escape_text(text.rstrip("\n"), keep=LINE_CHARACTERS))
 
 
@@ -59,21 +60,25 @@ def print_whole_lines(table: "Table") -> None:
 
 
 def print_table(rows: list[list[str]], total: int) -> None:
-    """Print rows of text on standard output, the header first. Highlight the rows of the best trials.
+    """Print the first `MAX_SHOWN_ROWS` rows of text on standard output, and all rows of the best trials.
 
-    Print the first `MAX_SHOWN_ROWS` of the `total` rows, and all highlighted rows.
+    Args:
+        rows: The header, and then the rows. The last cell of a row is a message, or the mark of a best trial.
+        total: The number of rows, of which `rows` may have only the first.
     """
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in rows[0]:
+    header, *body = rows
+    for name in header:
         table.add_column(escape_text(name), overflow="fold")
-    for number, row in enumerate(rows[1:]):
-        is_marked = row[-1] in MARKS
-        if is_marked or number < MAX_SHOWN_ROWS:
-            message = row[-1] if is_foreign(row[-1]) else name_options(row[-1])
-            cells = [*row[:-1], message]
-            table.add_row(*map(escape_text, cells), style="bold green" if is_marked else None)
+    for number, (*cells, message) in enumerate(body):
+        is_best = message in MARKS
+        if is_best or number < MAX_SHOWN_ROWS:
+            if not is_foreign(message):
+                message = name_options(message)
+            texts = [escape_text(text) for text in [*cells, message]]
+            table.add_row(*texts, style="bold green" if is_best else None)
     print_whole_lines(table)
     if total > MAX_SHOWN_ROWS:
         print(f"... and {total - MAX_SHOWN_ROWS} more, in the ledger", file=sys.stderr)
@@ -85,10 +90,10 @@ def count(number: int, noun: str) -> str:
 
 
 def confirm(question: str, refusal: str) -> None:
-    """Ask the person at the terminal.
+    """Ask the person at the terminal a question, and return if the answer is yes.
 
     Raises:
-        ConfigurationError: They do not agree; or with the text `refusal`, there is no terminal.
+        ConfigurationError: The answer is no. Without a terminal, the error has the text `refusal`.
     """
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise ConfigurationError(refusal)

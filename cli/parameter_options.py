@@ -3,7 +3,7 @@
 import inspect
 import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal, get_args
@@ -30,7 +30,6 @@ from ..flows.parameters import (
 from ..flows.registry import FLOWS, load_model
 from ..sandbox.errors import ConfigurationError
 from .argument_parsing import (
-    build_provider,
     parse_grid,
     parse_space,
     read_code,
@@ -53,11 +52,12 @@ Isolation = Annotated[
     Literal["bubblewrap", "landlock", "none"] | None,
     Parameter(help="Isolation to require; none runs code without isolation", metavar="LEVEL"),
 ]
-Objectives = list[str] | None
-
-
-# A command's action on a flow: run it, or deploy it. It takes the flow's parameter model, the files of code that the
-# command line named, and the parameters that it set, and returns the exit status.
+OBJECTIVES = {
+    "minimize": "Submitted field that is least in the best trial",
+    "maximize": "Submitted field that is greatest in the best trial",
+}
+# A command's action on a flow: it runs the flow, or deploys it. Its arguments are the flow's parameter model, and the
+# files of code and the parameters on the command line. It returns the exit status.
 FlowAction = Callable[[type[FlowParameters[Any]], list[str], dict[str, Any]], int]
 
 
@@ -73,17 +73,16 @@ def make_run_action(show_output: bool = False, json: bool = False, usage: bool =
 
 
 def _keep(value: Any) -> Any:
-    """Return the value unchanged."""
     return value
 
 
 @dataclass(frozen=True, slots=True)
 class WordReader:
-    """The conversion of a parameter's words on the command line to its value.
+    """The conversion of words on the command line to a parameter's value.
 
     Args:
-        kind: The type that the command line parses.
-        read: Returns the parameter's value.
+        kind: The type that cyclopts parses from the words.
+        read: Converts the parsed words to the parameter's value.
         metavar: The name of the words in the help.
     """
 
@@ -99,9 +98,9 @@ class Option:
     Args:
         parameter: The option's name, type, default and help text. Its kind says whether it is an argument.
         group: The option's group in the help.
-        is_common: Whether the help shows the option in the first group, if there is room.
-        target: The parameter of the flow that it sets; empty for options of the command.
-        read: Converts the words of the command line to the parameter's value.
+        is_common: Whether the help shows the option in its first group, which has ten options at most.
+        target: The flow's parameter that the option sets; empty for options of the command.
+        read: Converts the parsed words to the parameter's value.
     """
 
     parameter: inspect.Parameter
@@ -117,53 +116,60 @@ def read_code_files(files: list[str]) -> list[str] | str:
     return codes[0] if len(codes) == 1 else codes
 
 
-OBJECTIVES = {
-    "minimize": "Submitted field that is least in the best trial",
-    "maximize": "Submitted field that is greatest in the best trial",
-}
+def _make_settings_options(taken: set[str]) -> list[Option]:
+    """Return an option for each provider setting that a run may override, unless the setting's name is `taken`."""
+    fields_by_setting: dict[str, dict[str, FieldInfo]] = {}  # For each setting, its field in each provider.
+    for entry in PROVIDERS.values():
+        for name, field in entry.load_settings().list_run_settings().items():
+            if name not in taken:
+                fields_by_setting.setdefault(name, {})[entry.name] = field
+    return [_make_settings_option(name, fields) for name, fields in fields_by_setting.items()]
 
 
-def make_provider_options(taken: Collection[str]) -> list[Option]:
-    """Return an option for each provider setting that a run may override, unless the setting's name is `taken`.
+def _make_settings_option(name: str, fields: dict[str, FieldInfo]) -> Option:
+    """Return the option of a setting from its fields by provider.
 
     A setting of one provider is in that provider's group. A setting of several providers is in the group of limits if
     it is a number, and otherwise in the group of the sandbox.
     """
-    fields: dict[str, dict[str, FieldInfo]] = {}  # fields by setting and provider
-    for entry in PROVIDERS.values():
-        for name, field in entry.load_settings().list_run_settings().items():
-            if name not in taken:
-                fields.setdefault(name, {})[entry.name] = field
-    options: list[Option] = []
-    for name, by_provider in fields.items():
-        field = next(iter(by_provider.values()))
-        is_list, is_number = _is_list(field.annotation), _is_number(field.annotation)
-        # The provider converts the words later, because a setting may be an integer in one of them and text in another.
-        kind: Any = bool if field.annotation is bool else list[str] if is_list else str
-        is_shared = len(by_provider) > 1
-        group = (LIMITS if is_number else SANDBOX) if is_shared else next(iter(by_provider)).title()
-        texts = {provider: _write_help(item.description or "", is_list) for provider, item in by_provider.items()}
-        defaults = {
-            provider: str(item.default) for provider, item in by_provider.items() if item.default not in NO_DEFAULTS
-        }
-        details = Parameter(
-            help=_join(texts, len(PROVIDERS) if is_shared else 1),
-            negative=() if is_list else None,
-            metavar=_name_value(name, field.annotation, field.description),
-            show_default=_join(defaults, len(by_provider)) or False,
-        )
-        options.append(Option(_make_option(name, kind | None, details), group, COMMON in field.metadata))
-    return options
-
-
-def _join(texts: Mapping[str, str], count: int) -> str:
-    """Return each text with its providers in brackets, or a text that `count` providers share alone."""
-    providers: dict[str, list[str]] = {}
-    for provider, text in texts.items():
-        providers.setdefault(text, []).append(provider)
-    return "; ".join(
-        text if len(names) == count else f"{text} ({', '.join(names)})" for text, names in providers.items()
+    first_provider, field = next(iter(fields.items()))
+    is_list = _is_list(field.annotation)
+    # The provider converts the words later, because a setting may be an integer in one provider and text in another.
+    kind: Any = str
+    if field.annotation is bool:
+        kind = bool
+    elif is_list:
+        kind = list[str]
+    if len(fields) == 1:
+        group, providers_without_note = first_provider.title(), 1
+    else:
+        group = LIMITS if _is_number(field.annotation) else SANDBOX
+        providers_without_note = len(PROVIDERS)
+    help_texts: dict[str, str] = {}
+    defaults: dict[str, str] = {}
+    for provider, item in fields.items():
+        help_texts[provider] = _write_help(item.description or "", is_list)
+        if item.default not in NO_DEFAULTS:
+            defaults[provider] = str(item.default)
+    details = Parameter(
+        help=_join_texts(help_texts, providers_without_note),
+        negative=() if is_list else None,
+        metavar=_name_value(name, field.annotation, field.description),
+        show_default=_join_texts(defaults, len(fields)) or False,
     )
+    return Option(_make_option(name, kind | None, details), group, COMMON in field.metadata)
+
+
+def _join_texts(texts: Mapping[str, str], count: int) -> str:
+    """Join texts by provider. A note in brackets names a text's providers, unless `count` providers share the text."""
+    providers_by_text: dict[str, list[str]] = {}
+    for provider, text in texts.items():
+        providers_by_text.setdefault(text, []).append(provider)
+    parts: list[str] = []
+    for text, providers in providers_by_text.items():
+        note = "" if len(providers) == count else f" ({', '.join(providers)})"
+        parts.append(text + note)
+    return "; ".join(parts)
 
 
 Environment = Annotated[
@@ -198,14 +204,16 @@ def build_flow_command(
     isolation = inspect.Parameter("isolation", KEYWORD_ONLY, default=None, annotation=Isolation)
     env = inspect.Parameter("env", KEYWORD_ONLY, default=None, annotation=Environment)
     options = [*flow_options, Option(isolation, PROVIDERS["local"].name.title()), Option(env, SANDBOX), *action_options]
-    settings_options = make_provider_options({option.parameter.name for option in options})
+    settings_options = _make_settings_options({option.parameter.name for option in options})
     arguments = [option.parameter for option in flow_options if option.parameter.kind is not KEYWORD_ONLY]
     named = [option for option in (*options, *settings_options) if option.parameter.kind is KEYWORD_ONLY]
-    signature = [*arguments, *_arrange_options(named, own_group)]
-    data_option = next((f"--{option.target}" for option in options if option.target in DATA_PARAMETERS), "")
+    parameters = [*arguments, *_arrange_options(named, own_group)]
+    signature = inspect.Signature(parameters, return_annotation=int)
+    data_options = [f"--{option.target}" for option in flow_options if option.target in DATA_PARAMETERS]
+    data_option = data_options[0] if data_options else None
 
     def run(*arguments: Any, **options: Any) -> int:
-        bound = inspect.Signature(signature).bind_partial(*arguments, **options).arguments
+        bound = signature.bind_partial(*arguments, **options).arguments
         action_names = [option.parameter.name for option in action_options]
         action = make_action(**{name: bound[name] for name in action_names if name in bound})
         files = bound.get("files", bound.get("file", []))
@@ -215,32 +223,38 @@ def build_flow_command(
 
     run.__name__ = model.flow_name
     run.__doc__ = FLOWS[model.flow_name]
-    run.__signature__ = inspect.Signature(signature, return_annotation=int)  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in signature}
+    run.__signature__ = signature  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
 
 
 def _read_parameters(
-    bound: Mapping[str, Any], flow_options: list[Option], settings_options: list[Option]
+    words_by_option: Mapping[str, Any], flow_options: list[Option], settings_options: list[Option]
 ) -> dict[str, Any]:
-    """Return the flow's parameters from `bound`, which has the words of each option on the command line."""
+    """Convert the words of the command line to the flow's parameters. Raises ConfigurationError or OSError."""
     values: dict[str, Any] = {}
     for option in flow_options:
-        if option.parameter.name in bound:
-            words = bound[option.parameter.name]
+        if option.parameter.name in words_by_option:
+            words = words_by_option[option.parameter.name]
             values[option.target] = None if words is None else option.read(words)
     settings: dict[str, Any] = {}
     for option in settings_options:
-        if (value := bound.get(option.parameter.name)) is not None:
+        value = words_by_option.get(option.parameter.name)
+        if value is not None:
             settings[option.parameter.name] = None if value == "none" else value
-    if bound.get("env"):
-        settings["environment"] = _read_pairs("env", bound["env"])
+    if words_by_option.get("env"):
+        settings["environment"] = _read_pairs("env", words_by_option["env"])
     if settings:
         values["provider_options"] = settings
-    if bound.get("isolation") is not None:
-        values["provider"] = build_provider(values.get("provider", "local"), bound["isolation"])
-    values |= _read_objectives(values.pop("minimize", None) or [], values.pop("maximize", None) or [])
-    return values
+    isolation = words_by_option.get("isolation")
+    if isolation is not None:
+        provider = values.get("provider", "local")
+        if provider != "local":
+            raise ConfigurationError(
+                f"--isolation needs the provider local, and --provider is {provider}: leave --isolation out"
+            )
+        values["provider"] = f"local:{isolation}"
+    return values | _read_objectives(values.pop("minimize", None) or [], values.pop("maximize", None) or [])
 
 
 def __getattr__(name: str) -> Callable[..., int]:
@@ -261,7 +275,7 @@ def _make_flow_options(model: type[FlowParameters[Any]], own_group: str) -> list
         if form.form == "objectives":
             for word, text in OBJECTIVES.items():
                 details = Parameter(help=_write_help(text, is_list=True), negative=(), metavar="FIELD")
-                options.append(Option(_make_option(word, Objectives, details), group, form.is_common, word))
+                options.append(Option(_make_option(word, list[str] | None, details), group, form.is_common, word))
             continue
         reader = READERS.get(form.form) or WordReader(get_args(parameter.annotation)[0])
         make = _make_argument if form.is_argument else _make_parameter_option
@@ -270,23 +284,19 @@ def _make_flow_options(model: type[FlowParameters[Any]], own_group: str) -> list
 
 
 def _make_argument(parameter: inspect.Parameter, form: CommandLineForm, reader: WordReader) -> inspect.Parameter:
-    """Return the argument of a parameter."""
     name = {"code file": "file", "code files": "files"}.get(form.form, parameter.name)
-    words: Any = list[str] if reader.kind == list[str] else str
-    is_optional = parameter.default is None
+    kind: Any = list[str] if reader.kind == list[str] else str
+    default: Any = inspect.Parameter.empty
+    if parameter.default is None:
+        kind, default = kind | None, None
     details = Parameter(help=_write_help(form.help or _describe(parameter)), negative=())
-    return inspect.Parameter(
-        name,
-        inspect.Parameter.POSITIONAL_ONLY,
-        default=None if is_optional else inspect.Parameter.empty,
-        annotation=Annotated[words | None if is_optional else words, details],
-    )
+    annotation = Annotated[kind, details]
+    return inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY, default=default, annotation=annotation)
 
 
 def _make_parameter_option(
     parameter: inspect.Parameter, form: CommandLineForm, reader: WordReader
 ) -> inspect.Parameter:
-    """Return the option of a parameter."""
     description = _describe(parameter)
     is_list = _is_list(reader.kind)
     details = Parameter(
@@ -311,15 +321,17 @@ def _describe(parameter: inspect.Parameter) -> str:
 def _arrange_options(options: list[Option], own_group: str) -> list[inspect.Parameter]:
     """Return the options' parameters in the order of the help, each with its group."""
     providers = [name.title() for name in PROVIDERS]
-    order = {name: number for number, name in enumerate([DEPLOYMENT, COMMON_OPTIONS, own_group, *GROUPS, *providers])}
-    in_order = sorted(options, key=lambda option: order[option.group])
-    common = [option for option in in_order if option.is_common][:MAX_COMMON_OPTIONS]
-    parameters: list[inspect.Parameter] = []
-    for option in [*common, *(option for option in in_order if option not in common)]:
-        name = COMMON_OPTIONS if option in common else option.group
-        annotation = Annotated[option.parameter.annotation, Parameter(group=Group(name, sort_key=order[name]))]
-        parameters.append(option.parameter.replace(annotation=annotation))
-    return parameters
+    group_names = [DEPLOYMENT, COMMON_OPTIONS, own_group, *GROUPS, *providers]
+    groups = {name: Group(name, sort_key=number) for number, name in enumerate(group_names)}
+    options = sorted(options, key=lambda option: group_names.index(option.group))
+    common = [option for option in options if option.is_common][:MAX_COMMON_OPTIONS]
+    others = [option for option in options if option not in common]
+    grouped = [(option.parameter, groups[COMMON_OPTIONS]) for option in common]
+    grouped += [(option.parameter, groups[option.group]) for option in others]
+    return [
+        parameter.replace(annotation=Annotated[parameter.annotation, Parameter(group=group)])
+        for parameter, group in grouped
+    ]
 
 
 def _write_help(description: str, is_list: bool = False) -> str:
@@ -361,7 +373,10 @@ def _read_objectives(minimize: list[str], maximize: list[str]) -> dict[str, Any]
 
 
 def _read_pairs(option: str, words: Sequence[str], *, needs_value: bool = True) -> dict[str, str]:
-    """Return values by name, from words such as `STAGE=test`. Raises ConfigurationError."""
+    """Return values by name, from words such as `STAGE=test`. By default a word without a value is refused.
+
+    Without `needs_value`, a word such as `small` is a name and its value. Raises ConfigurationError.
+    """
     pairs: dict[str, str] = {}
     for word in words:
         name, equals, value = word.partition("=")
@@ -380,7 +395,7 @@ def _read_types(words: Sequence[str]) -> dict[str, str] | str:
 
 def _read_paths(words: Sequence[str]) -> list[str] | str | None:
     """Return one absolute path, or a list of several."""
-    paths = [str(resolve_path(word)) for word in words]
+    paths = [resolve_path(word) for word in words]
     return paths[0] if len(paths) == 1 else paths
 
 
@@ -391,12 +406,14 @@ def _read_mounts(words: Sequence[str]) -> dict[str, str]:
     """
     mounts: dict[str, str] = {}
     for word in words:
-        splits = [(word[: mark.start()], word[mark.end() :]) for mark in re.finditer("(?<=.)=(?=.)", word)]
+        # An equals sign at the beginning or the end has no path on that side.
+        splits = [(word[: sign.start()], word[sign.end() :]) for sign in re.finditer("(?<=.)=(?=.)", word)]
         if not splits:
             raise ConfigurationError(
                 f"--mounts {word}: give the path in the sandbox and a path of this machine, as in /data/set=data"
             )
-        target, source = next((pair for pair in splits if os.path.exists(os.path.expanduser(pair[1]))), splits[0])
+        existing = [(target, source) for target, source in splits if os.path.exists(os.path.expanduser(source))]
+        target, source = (existing or splits)[0]
         if target in mounts:
             raise ConfigurationError(f"--mounts sets {target} twice: leave one out")
         mounts[target] = source

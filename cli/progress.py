@@ -36,7 +36,10 @@ def print_reading(text: str) -> None:
 
 
 class ProgressDisplay(FlowListener):
-    """A context manager that displays the done, failed and running executions and the remaining time."""
+    """A listener that displays the done, failed and running executions and the remaining time, while it is a context.
+
+    For a run of one execution it also displays the code's output.
+    """
 
     def __init__(self) -> None:
         self._best = BestTrials(ReportSpec())
@@ -59,8 +62,7 @@ class ProgressDisplay(FlowListener):
         self._running: set[int] = set()
         self._started_at = self._printed_at = time.monotonic()
         self.results_path = self.run_name = ""
-        # Output of a single execution.
-        self._lines = {stream: RedrawnLines(MAX_LINE_CHARACTERS) for stream in ("stdout", "stderr")}
+        self._output = {stream: RedrawnLines(MAX_LINE_CHARACTERS) for stream in ("stdout", "stderr")}
         self.orphans: list[OrphanedSandbox] = []  # Sandboxes that the reap flow removed, or would remove.
 
     def __enter__(self) -> Self:
@@ -72,7 +74,7 @@ class ProgressDisplay(FlowListener):
         if self._live:
             self._progress.stop()
         if self._total and (self._done or error_type is None):
-            self._console.print(self._summary(), highlight=False, markup=False)
+            self._console.print(self._summarize(), highlight=False, markup=False)
 
     def on_prefect_start(self) -> None:
         from prefect.settings import PREFECT_API_URL, PREFECT_HOME
@@ -92,7 +94,8 @@ class ProgressDisplay(FlowListener):
         if report_spec.repeats is not None:
             self._groups = GroupCollector(report_spec)
         self._started_at = self._printed_at = time.monotonic()
-        self._print(f"{total} execution{'s' if total != 1 else ''} {environment}")
+        noun = "execution" if total == 1 else "executions"
+        self._print(f"{total} {noun} {environment}")
         self._progress.reset(self._task, total=total, description="running", counts="")
 
     def on_page(self, url: str) -> None:
@@ -108,32 +111,39 @@ class ProgressDisplay(FlowListener):
     def on_output(self, index: int, stream: str, text: str) -> None:
         if self._total != 1:
             return
-        for line in self._lines[stream].feed(text):
+        for line in self._output[stream].feed(text):
             self._print_output(line)
 
     def on_rlm_event(self, index: int, event: RlmEvent) -> None:
-        if event.kind == "output" and (self._total == 1 or self.spec.noun == QUESTION):
+        is_shown = self._total == 1 or self.spec.noun == QUESTION
+        if event.kind == "output" and is_shown:
             prefix = "" if self._total == 1 else f"{self.spec.noun} {index}, "
             width = max(MIN_TURN_WIDTH, self._console.width) if self._live else PLAIN_WIDTH
             self._print(prefix + _describe_turn(event, width - len(prefix)))
 
     def on_outcome(self, outcome: Outcome, *, cached: bool) -> None:
-        for lines in self._lines.values():
-            for line in filter(None, lines.finish()):
-                self._print_output(line)
+        for lines in self._output.values():
+            for line in lines.finish():
+                if line:
+                    self._print_output(line)
+        meta = outcome.meta
         self._done += 1
-        was_skipped = isinstance(outcome, Failure) and isinstance(outcome.error, NotRun)
-        self._skipped += was_skipped
-        self._failed += isinstance(outcome, Failure) and not was_skipped
+        if isinstance(outcome, Failure):
+            if isinstance(outcome.error, NotRun):
+                self._skipped += 1
+            else:
+                self._failed += 1
         self._unfinished += get_status(outcome) == "unfinished"
         self._cached += cached
-        self._pruned += outcome.meta.pruned
-        row = outcome if self._groups is None or outcome.meta.group is None else self._groups.add(outcome)
+        self._pruned += meta.pruned
+        row = outcome if self._groups is None or meta.group is None else self._groups.add(outcome)
         if isinstance(row, Result):
             self._best.consider(row)
-        self._running.discard(-1 if outcome.meta.index is None else outcome.meta.index)
+        if meta.index is not None:
+            self._running.discard(meta.index)
         # The lane starts its next execution now. A line before that start would count one running execution too few.
-        if self._live or cached or self._done + len(self._running) >= self._total:
+        is_last = self._done + len(self._running) >= self._total
+        if self._live or cached or is_last:
             self._refresh()
 
     def on_orphans(self, orphans: "Sequence[OrphanedSandbox]") -> None:
@@ -141,18 +151,18 @@ class ProgressDisplay(FlowListener):
 
     def _refresh(self) -> None:
         if self._live:
-            self._progress.update(self._task, completed=self._done, counts=self._counts())
+            self._progress.update(self._task, completed=self._done, counts=self._describe_counts())
             return
         now = time.monotonic()
         if now >= self._printed_at + PLAIN_INTERVAL_SECONDS and self._done < self._total:
             self._printed_at = now
-            line = f"{self._done} of {self._total} done, {self._counts()}"
+            line = f"{self._done} of {self._total} done, {self._describe_counts()}"
             if self._done:
-                left = (now - self._started_at) / self._done * (self._total - self._done)
-                line += f", about {left:.0f} s left"
+                seconds_each = (now - self._started_at) / self._done
+                line += f", about {seconds_each * (self._total - self._done):.0f} s left"
             self._print(line)
 
-    def _counts(self) -> str:
+    def _describe_counts(self) -> str:
         counts = f"{self._failed} failed, {len(self._running)} running"
         if self._pruned:
             counts = f"{self._pruned} pruned, {counts}"
@@ -162,15 +172,20 @@ class ProgressDisplay(FlowListener):
             counts += f", {len(self._best.results)} on the front"
         return counts
 
-    def _summary(self) -> str:
+    def _summarize(self) -> str:
         seconds = time.monotonic() - self._started_at
-        cached = f", {self._cached} from earlier runs" if self._cached else ""
-        skipped = f", {self._skipped} not run" if self._skipped else ""
-        skipped += f"; {self._unfinished} did not run to the end" if self._unfinished else ""
         succeeded = self._done - self._failed - self._skipped
-        pruned = f", {self._pruned} of them pruned" if self._pruned else ""
-        counts = f"{succeeded} succeeded{pruned}{cached}, {self._failed} failed{skipped}"
-        return f"{self._done} of {self._total} done in {seconds:.1f} s: {counts}"
+        text = f"{self._done} of {self._total} done in {seconds:.1f} s: {succeeded} succeeded"
+        if self._pruned:
+            text += f", {self._pruned} of them pruned"
+        if self._cached:
+            text += f", {self._cached} from earlier runs"
+        text += f", {self._failed} failed"
+        if self._skipped:
+            text += f", {self._skipped} not run"
+        if self._unfinished:
+            text += f"; {self._unfinished} did not run to the end"
+        return text
 
     def _print_output(self, line: str) -> None:
         self._print(escape_text(line, keep="\t"))
@@ -180,23 +195,32 @@ class ProgressDisplay(FlowListener):
 
 
 def _describe_turn(turn: RlmEvent, width: int) -> str:
-    """Return a line about a turn: what the model wants, the first line that it sees, its queries, seconds and cost."""
-    start = f"{f'depth {turn.depth}, ' if turn.depth > 1 else ''}turn {turn.turn}: "
-    queries = f"{turn.queries:,} {'query' if turn.queries == 1 else 'queries'}, " if turn.queries else ""
-    cost = f", ${turn.usage.cost:.4f}" if turn.usage.cost else ""
-    details = f" ({queries}{turn.seconds:.1f} s{cost})"
-    left = width - len(start) - len(details)
-    plan = _take_line(turn.reasoning) or _take_line(turn.code)
-    seen = ("failed: " if turn.failed else "") + _take_line(turn.output, is_last=turn.failed)
-    if plan and seen:
-        plan = _cut(plan, max(left // 2, left - len(seen) - 4)) + " -> "
-    return start + _cut(plan + seen, left) + details
+    """Return a line about a turn: the model's plan, the output of its code, its queries, its seconds and its cost."""
+    start = f"turn {turn.turn}: "
+    if turn.depth > 1:
+        start = f"depth {turn.depth}, {start}"
+    details = f"{turn.seconds:.1f} s"
+    if turn.queries:
+        details = f"{turn.queries:,} {'query' if turn.queries == 1 else 'queries'}, {details}"
+    if turn.usage.cost:
+        details += f", ${turn.usage.cost:.4f}"
+    details = f" ({details})"
+    plan_lines = _list_lines(turn.reasoning) or _list_lines(turn.code)
+    plan = plan_lines[0] if plan_lines else ""
+    output_lines = _list_lines(turn.output)
+    output = output_lines[0] if output_lines else ""
+    if turn.failed:  # The last line of a traceback has the error.
+        output = "failed: " + (output_lines[-1] if output_lines else "")
+    free_width = width - len(start) - len(details)
+    if plan and output:
+        arrow = " -> "
+        plan = _cut(plan, max(free_width // 2, free_width - len(output) - len(arrow))) + arrow
+    return start + _cut(plan + output, free_width) + details
 
 
-def _take_line(text: str, *, is_last: bool = False) -> str:
-    """Return the first or the last line of a text that is not blank, escaped."""
-    lines = [line for line in text.splitlines() if line.strip()]
-    return escape_text(lines[-1 if is_last else 0].strip()) if lines else ""
+def _list_lines(text: str) -> list[str]:
+    """Return the lines of a text that are not blank, escaped."""
+    return [escape_text(line.strip()) for line in text.splitlines() if line.strip()]
 
 
 def _cut(text: str, width: int) -> str:

@@ -22,7 +22,7 @@ def prune(
     yes: Flag = False,
     json: Json = False,
 ) -> int:
-    """Delete what nothing has used for that time. Return 1 if something could not be deleted.
+    """Delete unused results and folders of the cache. Return 1 if one of them could not be deleted.
 
     Args:
         older_than: Age since the last change of results, or the last use of a folder of the cache: 30d, 12h, 45m or 90s
@@ -34,49 +34,53 @@ def prune(
     """
     if older_than < timedelta(0):
         raise ConfigurationError("--older-than is negative: give an age such as 30d, 12h, 45m or 90s")
-    before = time.time() - older_than.total_seconds()
     if json and not (yes or dry_run):
         raise ConfigurationError("--json asks no question: add --yes to delete, or --dry-run to list")
+    before = time.time() - older_than.total_seconds()
     root, cache = get_results_root(), resolve_cache_root()
-    found = list(list_old_folders(root, cache, before))
-    old = [folder for folder in found if isinstance(folder, OldFolder)]
-    kept = [folder for folder in found if isinstance(folder, KeptFolder)]
-    if not json and old:
+    old: list[OldFolder] = []
+    kept: list[KeptFolder] = []
+    for folder in list_old_folders(root, cache, before):
+        if isinstance(folder, OldFolder):
+            old.append(folder)
+        else:
+            kept.append(folder)
+    if old and not json:
         print_table([["what", "name", "last used (UTC)", "size"], *map(_format_row, old)], len(old))
     size = sum(folder.size_bytes for folder in old)
-    deleted: list[OldFolder] = []
-    freed = 0
-    if old and not dry_run:
-        if not yes:
-            refusal = "nothing was deleted: --yes deletes without a question, --dry-run only lists"
-            confirm(f"Delete {_describe_all(old)}, {_format_size(size)}?", refusal)
+    if old and not yes and not dry_run:
+        refusal = "nothing was deleted: --yes deletes without a question, --dry-run only lists"
+        confirm(f"Delete {_describe_all(old)}, {_format_size(size)}?", refusal)
+    if dry_run:
+        listed = old
+        summary = f"would delete {_describe_all(old)}, {_format_size(size)}"
+    else:
+        listed = []
+        freed = 0
         for folder in old:
             result = delete_folder(folder)
             if isinstance(result, KeptFolder):
                 kept.append(result)
             else:
                 freed += result
-                deleted.append(folder)
-    if not dry_run:
+                listed.append(folder)
         remove_remains(root, cache, before)
+        summary = f"deleted {_describe_all(listed)}, {_format_size(freed)} freed"
     if json:
-        for folder in old if dry_run else deleted:
+        for folder in listed:
             print_json(_describe(folder, is_deleted=not dry_run))
     for folder in kept:
         print(f"stays: {escape_text(str(folder.path))}, because {escape_text(folder.reason)}", file=sys.stderr)
-    if dry_run:
-        text = f"would delete {_describe_all(old)}, {_format_size(size)}"
-    else:
-        text = f"deleted {_describe_all(deleted)}, {_format_size(freed)} freed"
-    print(text, file=sys.stderr if json else sys.stdout)
-    return 0 if dry_run or len(deleted) == len(old) else 1
+    print(summary, file=sys.stderr if json else sys.stdout)
+    return 0 if len(listed) == len(old) else 1
 
 
 def _format_row(folder: OldFolder) -> list[str]:
-    used, size = time.strftime("%Y-%m-%d", time.gmtime(folder.used_at)), _format_size(folder.size_bytes)
-    if folder.record is None:
-        return ["cache", str(folder.path.relative_to(folder.root)), used, size]
-    return ["run", f"{folder.record.flow} {folder.record.name or folder.path.name}", used, size]
+    kind, name = "cache", str(folder.path.relative_to(folder.root))
+    if folder.record is not None:
+        kind, name = "run", f"{folder.record.flow} {folder.record.name or folder.path.name}"
+    used = time.strftime("%Y-%m-%d", time.gmtime(folder.used_at))
+    return [kind, name, used, _format_size(folder.size_bytes)]
 
 
 def _describe(folder: OldFolder, *, is_deleted: bool) -> dict[str, Any]:

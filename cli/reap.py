@@ -1,7 +1,7 @@
 """The command `reap`: removes unused sandboxes."""
 
 import sys
-from typing import Annotated, Any
+from typing import Annotated
 
 from cyclopts import Parameter
 
@@ -18,7 +18,7 @@ def reap(
     dry_run: Flag = False,
     json: Json = False,
 ) -> int:
-    """Run the reap flow, and print a row for each sandbox and their total cost.
+    """Run the reap flow. Print a row for each sandbox that it removes, and the seconds of all of them.
 
     Args:
         provider: local, container, daytona, modal, or a saved block such as daytona-sandbox/NAME
@@ -30,9 +30,15 @@ def reap(
 
     parameters = {"provider": provider, "older_than": older_than, "dry_run": dry_run, "kept": kept}
     display = ProgressDisplay()
+
+    async def run_flow() -> None:
+        from ..flows.reap import reap as reap_flow
+
+        await reap_flow.call((), parameters, display)
+
     try:
-        run_with_display(lambda: _start_flow(parameters, display), display, parameters)
-    finally:
+        run_with_display(run_flow, display, parameters)
+    finally:  # If some sandboxes could not be removed, the flow raises, and the others are shown too.
         if json:
             for item in display.orphans:
                 labels = {"flow_run": item.info.run, "host": item.info.host}
@@ -43,9 +49,3 @@ def reap(
     summary = describe_removal(display.orphans, provider, "would be removed" if dry_run else "removed")
     print(summary, file=sys.stderr if json else sys.stdout)
     return 0
-
-
-async def _start_flow(parameters: dict[str, Any], display: ProgressDisplay) -> None:
-    from ..flows.reap import reap
-
-    await reap.call((), parameters, display)

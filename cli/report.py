@@ -1,9 +1,9 @@
-"""The command `report`: a run's table and queries on the terminal, a page of HTML, exports, and two runs compared."""
+"""The command `report`: shows a run as a table and as a page of HTML, exports its rows, or compares two runs."""
 
 import json as json_module
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,7 +25,7 @@ from ..sandbox.errors import ConfigurationError
 from ..sandbox.outcomes.outcome_json import get_status
 from ..sandbox.outcomes.text_escape import escape_json, escape_text
 from ..sandbox.queries.budget import Usage
-from ..sandbox.result import Failure, Outcome, Result
+from ..sandbox.result import Failure, Outcome
 from .earlier_run import open_run
 from .option_names import describe_error
 from .output import Flag, Json, OutputFormat, ShowOutput, ShowUsage, print_json, print_outputs, print_table
@@ -64,10 +64,12 @@ def report(
     """
     output = OutputFormat(show_output, json, usage)
     if len(runs) > 1:
-        options = (html, csv, execution, parquet, messages, raw_csv, show_output, show_queries, usage)
-        if len(runs) > 2 or any(option is not None and option is not False for option in options):
+        files = (html, csv, parquet, messages)
+        flags = (raw_csv, show_output, show_queries, usage)
+        has_options = execution is not None or any(flags) or any(file is not None for file in files)
+        if len(runs) > 2 or has_options:
             raise ConfigurationError("report compares two runs, and then takes only --json: name one run for the rest")
-        _show_comparison(runs, output)
+        _show_comparison(runs, is_json=json)
         return 0
     if raw_csv and csv is None:
         raise ConfigurationError("--raw-csv needs --csv: name the file with --csv")
@@ -82,7 +84,7 @@ def report(
         runs = (last.results_path,)
     reader = open_run(runs[0])
     if execution is not None:
-        _show_execution(reader.find_outcome(execution), output)
+        _show_execution(reader.find_outcome(execution), is_json=json)
         return 0
     page = Path(html).expanduser().absolute() if html else reader.ledger.path / "report.html"
     _show_report(reader, page, output, shows_queries=show_queries)
@@ -102,7 +104,7 @@ def report(
 def _show_report(reader: LedgerReader, page: PathOrLocation, output: OutputFormat, *, shows_queries: bool) -> None:
     """Print a run's table, and write its page.
 
-    As JSON, standard output has a line for each execution, in order, and nothing else.
+    With JSON, standard output has only a line for each execution, in order.
     """
     summary = reader.summarize()
     importances = compute_importances(summary)
@@ -117,17 +119,26 @@ def _show_report(reader: LedgerReader, page: PathOrLocation, output: OutputForma
         print_table(rows, len(rows) - 1)
         if output.shows_output:
             print_outputs(reader.read_outcomes())
-        for outcome in reader.read_outcomes() if shows_queries else ():
-            lines = [line for record in outcome.meta.queries.tree for line in _format_query(record)]
-            if lines:
-                print(f"\n{outcome.meta.index}:", *lines, sep="\n")
-    text = render_html(build_report(summary, reader.records, importances), str(page).rpartition("/")[0])
+        if shows_queries:
+            _print_queries(reader.read_outcomes())
+    folder = str(page).rpartition("/")[0]
+    text = render_html(build_report(summary, reader.records, importances), folder)
     _write(page, lambda path: path.write_text(text, "utf-8", "replace"))
     print(f"Report: {page}", file=sys.stderr if output.is_json else sys.stdout)
 
 
-def _show_comparison(runs: Sequence[str], output: OutputFormat) -> None:
-    """Print how the outcomes of two runs differ, or as JSON a line for each pair of executions."""
+def _print_queries(outcomes: Iterable[Outcome]) -> None:
+    """Print the queries that each execution's code asked, under the execution's number."""
+    for outcome in outcomes:
+        if outcome.meta.queries.tree:
+            print(f"\n{outcome.meta.index}:")
+        for record in outcome.meta.queries.tree:
+            for line in _format_query(record):
+                print(line)
+
+
+def _show_comparison(runs: Sequence[str], *, is_json: bool) -> None:
+    """Print how the outcomes of two runs differ, as a table or as a line of JSON for each pair of executions."""
     readers = [open_run(run) for run in runs]
     summaries = [reader.summarize() for reader in readers]
     comparison = compare_runs(*readers)
@@ -139,25 +150,28 @@ def _show_comparison(runs: Sequence[str], output: OutputFormat) -> None:
     print(", ".join(counts) or "no executions", file=sys.stderr)
     for name in comparison.fields:
         print(escape_text(f"{name}: {comparison.describe_field(name)}"), file=sys.stderr)
-    if output.is_json:
+    if is_json:
         for pair in comparison.pairs:
             print_json(comparison.to_json(pair))
     else:
         print_table(comparison.list_rows(), len(comparison.pairs))
 
 
-def _show_execution(outcome: Outcome, output: OutputFormat) -> None:
+def _show_execution(outcome: Outcome, *, is_json: bool) -> None:
     """Print all of one execution: variables, fields or the error, and the text that the code printed."""
-    if output.is_json:
+    if is_json:
         print_json(describe_outcome(outcome))
         return
     meta, status = outcome.meta, get_status(outcome)
-    status = EXIT_NOTE if status == "exited" else status
+    if status == "exited":
+        status = EXIT_NOTE
     where = f"{escape_text(meta.provider)} {meta.isolation}".rstrip()
     print(f"execution {meta.index} {status}, {meta.seconds:.3g} s, in {where}")
-    _print_values({**meta.variables, **(outcome.outputs if isinstance(outcome, Result) else {})})
     if isinstance(outcome, Failure):
+        _print_values(meta.variables)
         print(f"\n{type(outcome.error).__name__}: {describe_error(outcome.error)}")
+    else:
+        _print_values({**meta.variables, **outcome.outputs})
     for text in meta.earlier_errors:
         print(f"earlier attempt: {escape_text(text)}")
     if meta.judged is not None:
@@ -165,8 +179,8 @@ def _show_execution(outcome: Outcome, output: OutputFormat) -> None:
         _print_values(meta.judged.get("outputs", {}), INDENT)
         if not meta.judged.get("submitted"):
             print(f"{INDENT}nothing submitted")
-        for name, text in (("error", meta.judged.get("error")), ("the check printed", meta.judged.get("check_stdout"))):
-            for line in _format_text(text or "", f"{name}: "):
+        for name, key in (("error", "error"), ("the check printed", "check_stdout")):
+            for line in _format_text(meta.judged.get(key) or "", f"{name}: "):
                 print(line)
     print_outputs([outcome])
 
@@ -176,31 +190,32 @@ def _print_values(values: dict[str, Any], indent: str = "") -> None:
         print(f"{indent}{escape_text(name)} = {escape_json(json_module.dumps(value, ensure_ascii=False))}")
 
 
-def _write(place: PathOrLocation, write: Callable[[Path], object]) -> None:
-    """Write a file atomically, or directly to a pipe or a device. For a symbolic link, write the file it points to.
+def _write(target: PathOrLocation, write: Callable[[Path], object]) -> None:
+    """Write a file atomically, but a pipe or a device directly. For a symbolic link, write the file it points to.
 
     Raises:
         ConfigurationError: The file cannot be written.
     """
     try:
-        if isinstance(place, Location):
+        if isinstance(target, Location):
             with tempfile.NamedTemporaryFile() as file:
                 write(Path(file.name))
-                place.upload(Path(file.name))
-        elif place.exists() and not place.is_file():
-            write(place)
+                target.upload(Path(file.name))
+        elif target.exists() and not target.is_file():
+            write(target)
         else:
-            with replace_atomically(place.resolve()) as partial:
-                write(partial)
+            with replace_atomically(target.resolve()) as partial_file:
+                write(partial_file)
     except OSError as error:
-        raise ConfigurationError(f"{place} cannot be written ({error.strerror or error}): name another file") from None
+        raise ConfigurationError(f"{target} cannot be written ({error.strerror or error}): name another file") from None
 
 
 def _format_query(record: dict[str, Any]) -> Iterator[str]:
-    usage = Usage(*(record[name] for name in ("calls", "prompt_tokens", "completion_tokens", "cost")))
-    where = f"{record['kind']} at depth {record['depth']}, {escape_text(record['model'])}"
-    called = describe_usage(usage, record.get("cached", 0))
-    yield f"{where}, {record['seconds']:.1f} s, called {called}"
+    """Yield the lines about a query, its turns, and the queries inside it."""
+    usage = Usage(record["calls"], record["prompt_tokens"], record["completion_tokens"], record["cost"])
+    calls = describe_usage(usage, record.get("cached", 0))
+    start = f"{record['kind']} at depth {record['depth']}, {escape_text(record['model'])}"
+    yield f"{start}, {record['seconds']:.1f} s, called {calls}"
     yield from _format_text(record["prompt"], "? ")
     for number, turn in enumerate(record.get("trajectory", ()), 1):
         yield f"{INDENT}turn {number}"

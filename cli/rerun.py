@@ -7,7 +7,6 @@ from ..flows.inputs.spilling import read_text_reference
 from ..flows.parameters import Options
 from ..flows.plans.batch import BatchParameters
 from ..sandbox.errors import ConfigurationError
-from ..tasks.repeats import Item
 from .earlier_run import find_model, open_run, read_parameters
 from .output import Json, OutputFormat, ShowOutput, ShowUsage
 from .run_flow import run_flow
@@ -18,7 +17,7 @@ def rerun(
 ) -> int:
     """Run one execution of a run again, in a new run, and return the exit status.
 
-    The Prefect server has the run's parameters, so it must be the server of the run.
+    Only the run's own Prefect server has the run's parameters.
 
     Args:
         run: Id or name of a flow run, or the path of its results
@@ -36,18 +35,18 @@ def rerun(
         )
     parameters = model.parse(read_parameters(reader))
     plan = parameters.make_plan()
-    item: Item | None = None
     if plan.search:  # Only the ledger has the points of a search.
-        item = read_text_reference(getattr(parameters, "code", "")), reader.find_outcome(number).meta.variables
-    elif number >= 0:
-        item = next(islice(plan.items, number, None), None)
-    if item is None:
-        raise ConfigurationError(
-            f"the run has no execution {number}, or it needs others: rlm-batch report {reader.ledger.path} lists them"
-        )
-    code, variables = item
+        code, variables = read_text_reference(parameters.code), reader.find_outcome(number).meta.variables  # type: ignore[attr-defined]
+    else:
+        items = list(islice(plan.items, number, number + 1)) if number >= 0 else []
+        if not items:
+            raise ConfigurationError(
+                f"the run has no execution {number}, or it needs others: rlm-batch report {reader.ledger.path} lists "
+                "them"
+            )
+        code, variables = items[0]
     values = {field.name: getattr(parameters.options, field.name) for field in fields(Options)}
-    # The earlier run's results would count as this run's.
+    # Otherwise results of the earlier run would count as results of this run.
     values |= {"results_path": None, "cache_results": False, "shards": None}
     output = OutputFormat(show_output, json, usage)
     return run_flow(BatchParameters, [], output, {"code": code, "inputs": [variables], **values})

@@ -14,14 +14,16 @@ import httpx
 from ..blocks.registry import make_unsaved_provider
 from ..flows.parameters import FlowParameters
 from ..flows.plan import Outcomes
+from ..flows.prefect_server import is_server_failure
 from ..flows.registry import load_flow
-from ..flows.reporting.failure_reasons import FailureReasons
+from ..flows.reporting.failure_reasons import FailureReason, FailureReasons
 from ..flows.reporting.table import MAX_SHOWN_ROWS
 from ..flows.reports import MAX_REASONS, Report
 from ..flows.search.plan import find_sampler_class
 from ..sandbox.errors import ConfigurationError, ExecutionsFailed, NotRun
 from ..sandbox.outcomes.server_message import describe_server_error
 from ..sandbox.outcomes.text_escape import escape_text
+from ..sandbox.result import Failure
 from ..tasks.host_tools import load_tools
 from ..tasks.redrawn_lines import redraw_lines
 from .option_names import is_foreign, name_options
@@ -30,6 +32,7 @@ from .progress import ProgressDisplay, print_reading
 
 T = TypeVar("T")
 DELIVERY_SECONDS = 10.0  # seconds to deliver events to a server that failed only once
+MAX_PRINTED_LINES = 5  # lines of the code's output that are shown with a failure
 
 
 def run_flow(model: type[FlowParameters[Any]], files: list[str], output: OutputFormat, values: dict[str, Any]) -> int:
@@ -37,7 +40,7 @@ def run_flow(model: type[FlowParameters[Any]], files: list[str], output: OutputF
 
     Args:
         model: The flow's parameter model.
-        files: The files of code. They name the rows if each execution runs a different file.
+        files: The files of code. If each execution runs one of them, they name the rows of the table.
         output: The form of the printed outcomes.
         values: The parameters that the command line set.
     """
@@ -59,7 +62,8 @@ def run_flow(model: type[FlowParameters[Any]], files: list[str], output: OutputF
     except ExecutionsFailed as error:
         failed = error
         report = parameters.build_report(Outcomes(error.results, error.failures, error.results_path, display.spec))
-    files = files if plan is not None and plan.runs_each_code else []
+    if plan is None or not plan.runs_each_code:
+        files = []
     _print_report(report, output, files)
     collected = sum(len(outcome.meta.collected) for outcome in report.outcomes)
     if collected:
@@ -67,15 +71,13 @@ def run_flow(model: type[FlowParameters[Any]], files: list[str], output: OutputF
     sys.stdout.flush()
     if failed is not None:
         _print_failures(failed, files if len(files) > 1 else [])
-    print(
-        f"Results of {escape_text(display.run_name)}: {report.results_path}",
-        file=sys.stderr if output.is_json else sys.stdout,
-    )
+    stream = sys.stderr if output.is_json else sys.stdout
+    print(f"Results of {escape_text(display.run_name)}: {report.results_path}", file=stream)
     return 0 if failed is None else 1
 
 
 def _import_from_working_directory(tools: dict[str, str], sampler: str) -> None:
-    """Import the tools and the sampler by its import path, which may be in the working directory.
+    """Import the tools and the sampler of the user, whose modules may be in the working directory.
 
     The directory is on the path only during the import. Later, a library that looks for an optional module must not
     find a file there.
@@ -97,12 +99,13 @@ def _print_report(report: Report[Any], output: OutputFormat, files: list[str]) -
     else:
         rows = report.rows(MAX_SHOWN_ROWS, shows_output=len(report.outcomes) > 1, shows_usage=output.shows_usage)
         if files:
-            for row, cell in zip(rows, ["file", *files], strict=False):
+            for row, cell in zip(rows, ["file", *files], strict=False):  # `rows` may have only the first executions.
                 row.insert(1, cell)
         if rows:
             print_table(rows, len(report.rows_outcomes))
-        if text := report.describe():
-            print(text)
+        description = report.describe()
+        if description:
+            print(description)
         if output.shows_output:
             print_outputs(report.outcomes)
     for note in report.list_notes():
@@ -110,29 +113,43 @@ def _print_report(report: Report[Any], output: OutputFormat, files: list[str]) -
 
 
 def _print_failures(failed: ExecutionsFailed, files: list[str]) -> None:
-    """Print each distinct reason with one traceback and the last lines that its code printed, and how to see more."""
-    idle = [failure for failure in failed.failures if isinstance(failure.error, NotRun)]
-    failures = [failure for failure in failed.failures if not isinstance(failure.error, NotRun)]
-    grouped = FailureReasons()
-    for failure in failures:
-        grouped.add(failure.meta.index or 0, failure)
-    reasons = grouped.sort()
-    lines = [f"{len(failures):,} of {len(failed.results):,} failed:"]
+    """Print each distinct reason with an example, the number of executions that did not run, and how to see more."""
+    not_run: list[Failure] = []
+    reasons_of_failures = FailureReasons()
+    for failure in failed.failures:
+        if isinstance(failure.error, NotRun):
+            not_run.append(failure)
+        else:
+            reasons_of_failures.add(failure.meta.index or 0, failure)
+    reasons = reasons_of_failures.sort()
+    lines = [f"{len(failed.failures) - len(not_run):,} of {len(failed.results):,} failed:"]
     for reason in reasons[:MAX_REASONS]:
-        text = reason.describe(files)
-        lines += ["", text if is_foreign(reason.first.error.summary) else name_options(text), *reason.list_frames()]
-        meta, advice = reason.first.meta, getattr(reason.first.error, "advice", "")
-        printed = meta.stderr.rstrip() or meta.stdout.rstrip()
-        lines += [f"  | {escape_text(line, keep=chr(9))}" for line in redraw_lines(printed)[-5:]]
-        lines += [escape_text(name_options(advice))] if advice else []
+        lines += ["", *_describe_reason(reason, files)]
     if len(reasons) > MAX_REASONS:
         lines += ["", f"... and {len(reasons) - MAX_REASONS:,} more reasons"]
-    if idle:
-        summary = name_options(idle[0].error.summary)
-        lines += ["", f"{len(idle):,} did not run, the first is number {idle[0].meta.index}: {summary}"]
+    if not_run:
+        summary = name_options(not_run[0].error.summary)
+        lines += ["", f"{len(not_run):,} did not run, the first is number {not_run[0].meta.index}: {summary}"]
     path, number = shlex.quote(failed.results_path), failed.failures[0].meta.index
     lines += ["", f"All of one execution: rlm-batch report {path} --execution {number}"]
     print("\n".join(lines), file=sys.stderr)
+
+
+def _describe_reason(reason: FailureReason, files: list[str]) -> list[str]:
+    """Return lines with the reason, one traceback, the last lines that the code printed, and advice."""
+    error, meta = reason.first.error, reason.first.meta
+    text = reason.describe(files)
+    if not is_foreign(error.summary):
+        text = name_options(text)
+    lines = [text, *reason.list_frames()]
+    printed = meta.stderr.rstrip() or meta.stdout.rstrip()
+    for line in redraw_lines(printed)[-MAX_PRINTED_LINES:]:
+        escaped = escape_text(line, keep="\t")
+        lines.append(f"  | {escaped}")
+    advice = getattr(error, "advice", "")
+    if advice:
+        lines.append(escape_text(name_options(advice)))
+    return lines
 
 
 def run_with_display(
@@ -147,12 +164,11 @@ def run_with_display(
         except (TerminationSignal, KeyboardInterrupt):
             raise KeyboardInterrupt(_describe_interrupt(display, values)) from None
         except (httpx.HTTPError, RuntimeError) as error:
-            # Prefect's client raises a plain RuntimeError if a server does not report its version.
-            if not isinstance(error, httpx.HTTPError) and "Failed to reach API" not in str(error):
+            if not is_server_failure(error):
                 raise
             where = f"; the results so far are in {display.results_path}" if display.results_path else ""
             reason = describe_server_error(error)
-            exit_after_delivery(2)
+            _exit_after_delivery(2)
             raise ConfigurationError(
                 f"the Prefect server failed during the run ({reason}){where}: check the server, then run again with "
                 "--results-path or --resume to run only the rest"
@@ -192,7 +208,7 @@ def _describe_interrupt(display: ProgressDisplay, values: dict[str, Any]) -> str
     return f"interrupted; the results so far are in {display.results_path}. To run the rest:\n{shlex.join(command)}"
 
 
-def exit_after_delivery(status: int) -> None:
+def _exit_after_delivery(status: int) -> None:
     """End the process with this status after `DELIVERY_SECONDS`, if it has not ended by then.
 
     At process exit Prefect's client delivers three events per task run, and tries each for about 8 s. After a run of

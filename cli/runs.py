@@ -11,7 +11,7 @@ from ..tasks.ledger.run_record import RunRecord, read_known_runs
 from .output import Json, print_json, print_table
 
 COLUMNS = ["name", "flow", "began (UTC)", "succeeded", "best", "results"]
-SHORT_ID = 8  # characters of a run's id in the table, enough for `rlm-batch report`
+SHORT_ID = 8  # characters of a run's id in the table, which are enough for `rlm-batch report`
 
 
 def runs(*, json: Json = False) -> int:
@@ -49,19 +49,23 @@ def _describe(record: RunRecord) -> dict[str, Any]:
 
 def _format_row(record: RunRecord, root: Path) -> list[str]:
     began = time.strftime("%Y-%m-%d %H:%M", time.gmtime(record.began)) if record.began else ""
-    best = "" if record.best is None else f"{record.objective} {format_cell(record.best)}"
+    best = ""
     if record.front:
         best = f"Pareto front of {record.front:,}"
+    elif record.best is not None:
+        best = f"{record.objective} {format_cell(record.best)}"
     path = record.results_path
-    if Path(path).parent == root:  # Below the results root a name is enough, and the beginning of an id.
-        name = Path(path).name
-        path = name[:SHORT_ID] if name == record.flow_run_id else name
+    if Path(path).parent == root:  # `rlm-batch report` finds it by its name, or by the beginning of an id.
+        path = Path(path).name
+        if path == record.flow_run_id:
+            path = path[:SHORT_ID]
     return [record.name, record.flow, began, _format_counts(record), best, path]
 
 
 def _format_counts(record: RunRecord) -> str:
-    if record.succeeded is None:
-        status = record.get_status() or "running"
-        return f"of {record.total:,}" if status == "ended" else f"{status}, of {record.total:,}"
-    failed = f", {record.failed:,} failed" if record.failed else ""
-    return f"{record.succeeded:,} of {record.total:,}{failed}"
+    total = f"of {record.total:,}"
+    if record.succeeded is not None:
+        failed = f", {record.failed:,} failed" if record.failed else ""
+        return f"{record.succeeded:,} {total}{failed}"
+    status = record.get_status() or "running"
+    return total if status == "ended" else f"{status}, {total}"

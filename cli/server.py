@@ -18,19 +18,19 @@ def show_servers() -> int:
 
     Commands start it when they need it. It ends after 15 minutes without a request. The status is 1 if none runs.
     """
-    servers = 0
-    for found in list_shared_servers():
-        servers += 1
-        seconds = time.time() - found.started
+    is_running = False
+    for shared in list_shared_servers():
+        is_running = True
+        seconds = time.time() - shared.started
         age = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
-        use = "in use" if found.is_used() else "not in use"
-        print(f"running    process {found.pid}, {age}, {use}")
-        print(f"UI         {found.ui_url}/login")
-        print(f"password   {found.auth}")
-        print(f"log        {found.log}")
-    if not servers:
+        use = "in use" if shared.is_used() else "not in use"
+        print(f"running    process {shared.pid}, {age}, {use}")
+        print(f"UI         {shared.ui_url}/login")
+        print(f"password   {shared.auth}")
+        print(f"log        {shared.log}")
+    if not is_running:
         print(f"no shared Prefect server is running in {PREFECT_HOME.value()}")
-    return 0 if servers else 1
+    return 0 if is_running else 1
 
 
 @server.command(name="stop")
@@ -38,21 +38,21 @@ def stop_servers(*, force: Flag = False) -> int:
     """End the shared Prefect server.
 
     Args:
-        force: End it even while a command uses it; that command fails, and keeps its results
+        force: End the server even if a command uses it. That command fails, and keeps its results
 
     Raises:
         ConfigurationError: A command uses a server.
     """
-    servers = 0
-    for found in list_shared_servers():
-        if not force and found.is_used():
+    is_running = False
+    for shared in list_shared_servers():
+        is_running = True
+        if not force and shared.is_used():
             raise ConfigurationError(
-                f"a command uses the shared Prefect server (process {found.pid}): end that command first, or stop the "
+                f"a command uses the shared Prefect server (process {shared.pid}): end that command first, or stop the "
                 "server with --force"
             )
-        servers += 1
-        found.stop()
-        print(f"stopped process {found.pid}")
-    if not servers:
+        shared.stop()
+        print(f"stopped process {shared.pid}")
+    if not is_running:
         print(f"no shared Prefect server is running in {PREFECT_HOME.value()}")
     return 0

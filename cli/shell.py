@@ -15,7 +15,7 @@ from .run_flow import run_until_interrupted
 def shell(run: str, number: int, /) -> int:
     """Open a terminal in the kept sandbox of an execution, and return the exit status of its shell.
 
-    The Prefect server has the settings of the run's provider, so it must be the server of the run.
+    Only the run's own Prefect server has the settings of the run's provider.
 
     Args:
         run: Id or name of a flow run, or the path of its results
@@ -39,23 +39,21 @@ def shell(run: str, number: int, /) -> int:
     options = model.parse(read_parameters(reader)).options
     provider = run_until_interrupted(lambda: _resolve_provider(options))
 
-    async def open_terminal() -> tuple[int, SandboxInfo | None]:
+    from ..flows.orphans import describe_kept
+
+    async def open_terminal() -> int:
         if await _find_kept(provider, sandbox_id) is None:
             raise ConfigurationError(
                 f"the sandbox {sandbox_id} is gone, because it was removed or its hour is over: rlm-batch rerun {run} "
                 f"{number} --keep-failed"
             )
         status = await provider.open_terminal(sandbox_id)
-        return status, await _find_kept(provider, sandbox_id)
+        info = await _find_kept(provider, sandbox_id)
+        fate = "gone" if info is None else describe_kept(provider, info)
+        print(f"The sandbox is {fate}.", file=sys.stderr)
+        return status
 
-    status, info = run_until_interrupted(open_terminal)
-    if info is None:
-        print("The sandbox is gone.", file=sys.stderr)
-    else:
-        from ..flows.orphans import describe_kept
-
-        print(f"The sandbox is {describe_kept(provider, info)}.", file=sys.stderr)
-    return status
+    return run_until_interrupted(open_terminal)
 
 
 async def _resolve_provider(options: Options) -> SandboxProvider:
@@ -67,5 +65,7 @@ async def _resolve_provider(options: Options) -> SandboxProvider:
 
 async def _find_kept(provider: SandboxProvider, sandbox_id: str) -> SandboxInfo | None:
     """Return the kept sandbox, or None if it is missing or its time has passed."""
-    sandboxes = await provider.list_sandboxes()
-    return next((info for info in sandboxes if info.id == sandbox_id and info.kept_until > time.time()), None)
+    for info in await provider.list_sandboxes():
+        if info.id == sandbox_id and info.kept_until > time.time():
+            return info
+    return None

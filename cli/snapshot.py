@@ -25,21 +25,21 @@ def print_snapshots(*, provider: Provider = "daytona", json: Json = False) -> in
         block = await _resolve(provider)
         return await block.list_snapshots()
 
-    found = sorted(asyncio.run(list_all()), key=lambda snapshot: snapshot.last_used, reverse=True)
+    snapshots = sorted(asyncio.run(list_all()), key=lambda info: info.last_used, reverse=True)
     if json:
-        for snapshot in found:
+        for info in snapshots:
             print_json(
                 {
-                    "name": snapshot.name,
-                    "id": snapshot.id,
-                    "gib": snapshot.size,
-                    "created": snapshot.created,
-                    "last_used": snapshot.last_used,
-                    "expires": snapshot.expires,
+                    "name": info.name,
+                    "id": info.id,
+                    "gib": info.size,
+                    "created": info.created,
+                    "last_used": info.last_used,
+                    "expires": info.expires,
                 }
             )
-    elif found:
-        print_table([COLUMNS, *(_format_row(snapshot) for snapshot in found)], len(found))
+    elif snapshots:
+        print_table([COLUMNS, *(_format_row(info) for info in snapshots)], len(snapshots))
     else:
         print(f"{provider} keeps no set-up", file=sys.stderr)
     return 0
@@ -56,21 +56,20 @@ def remove_snapshots(name: str, /, *names: str, provider: Provider = "daytona") 
     Raises:
         ConfigurationError: A snapshot is missing. Then none is deleted.
     """
-    wanted = [name, *names]
 
-    async def remove() -> None:
+    async def remove_all(names: list[str]) -> None:
         block = await _resolve(provider)
-        ids = {snapshot.name: snapshot.id for snapshot in await block.list_snapshots()}
-        for name in wanted:
+        ids = {info.name: info.id for info in await block.list_snapshots()}
+        for name in names:
             if name not in ids:
                 raise ConfigurationError(
                     f"rlm-batch made no snapshot {name!r}: see rlm-batch snapshot list --provider {provider}"
                 )
-        for name in wanted:
+        for name in names:
             await block.delete_snapshot(ids[name])
 
-    asyncio.run(remove())
-    print(f"deleted {count(len(wanted), 'snapshot')}", file=sys.stderr)
+    asyncio.run(remove_all([name, *names]))
+    print(f"deleted {count(1 + len(names), 'snapshot')}", file=sys.stderr)
     return 0
 
 
@@ -83,7 +82,7 @@ async def _resolve(provider: str) -> SandboxProvider:
     return block
 
 
-def _format_row(snapshot: SnapshotInfo) -> list[str]:
-    times = (snapshot.created, snapshot.last_used, snapshot.expires)
-    dates = [time.strftime("%Y-%m-%d %H:%M", time.gmtime(at)) for at in times]
-    return [snapshot.name, f"{snapshot.size:.1f}", *dates]
+def _format_row(info: SnapshotInfo) -> list[str]:
+    times = (info.created, info.last_used, info.expires)
+    dates = [time.strftime("%Y-%m-%d %H:%M", time.gmtime(seconds)) for seconds in times]
+    return [info.name, f"{info.size:.1f}", *dates]

@@ -1,17 +1,19 @@
-"""Standard output and standard error streams, whose errors do not fail a run."""
+"""Standard output and standard error for commands: an error of a stream does not fail a run."""
 
 import io
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 
 class StandardStream(io.TextIOWrapper):
-    """Standard output or error in a command.
+    """Standard output or standard error in a command.
 
     A character that the encoding lacks is written as an escape. After the first error, such as a full disk, the stream
-    discards all further text, and `error` is that error. Standard output without a reader raises BrokenPipeError.
+    discards all further text, and keeps the error in `error`. If the reader of standard output has closed the pipe, the
+    stream raises BrokenPipeError.
     """
 
     error: OSError | None = None
@@ -43,14 +45,14 @@ class StandardStream(io.TextIOWrapper):
 
 @contextmanager
 def open_standard_streams() -> Iterator[None]:
-    """Replace the standard streams of the process; a closed stream is opened on /dev/null first."""
+    """Use `StandardStream` for standard output and error in the context. A closed stream is opened on /dev/null."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - for the whole process
     originals = sys.stdout, sys.stderr
     for stream in originals:
         stream.flush()
-    sys.stdout, sys.stderr = map(_wrap, originals)
+    sys.stdout, sys.stderr = _wrap(sys.stdout), _wrap(sys.stderr)
     try:
         yield
     finally:
@@ -61,8 +63,8 @@ def open_standard_streams() -> Iterator[None]:
         sys.stdout, sys.stderr = originals
 
 
-def _wrap(stream: object) -> object:
-    """Return the stream as a `StandardStream`, or unchanged if it is not a file, as in a program that replaced it."""
+def _wrap(stream: Any) -> Any:
+    """Return a `StandardStream` that writes to the same file, or the stream itself if a program has replaced it."""
     if not isinstance(stream, io.TextIOWrapper):
         return stream
     return StandardStream(

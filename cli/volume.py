@@ -68,20 +68,20 @@ def get_files(name: str, path: str, target: str = ".", /, *, force: Flag = False
 
     with Volume(check_volume_name(name), provider=provider) as opened:
         files = opened.ls(source)
-        is_single_file = [file.path for file in files] == [source]
-        local_paths: dict[str, Path] = {}
+        local_paths: dict[str, Path] = {}  # the copies by the paths on the volume
         for file in files:
             split_path(file.path)  # A name cannot lead out of the target.
-            below = PurePosixPath(file.path).relative_to(source)
-            local_paths[file.path] = destination if is_single_file else destination / below
+            below = PurePosixPath(file.path).relative_to(source)  # "." if the source is a file
+            local_paths[file.path] = destination / below
         existing = [local_path for local_path in local_paths.values() if local_path.exists()]
         if existing and not force:
-            rest = f" and {len(existing) - 1} more" if len(existing) > 1 else ""
-            names = escape_text(f"{existing[0]}{rest}")
+            names = escape_text(str(existing[0]))
+            if len(existing) > 1:
+                names += f" and {len(existing) - 1} more"
             confirm(f"Overwrite {names}?", f"{names} exists, and nothing was written: --force overwrites")
-        for file_path, local_path in local_paths.items():
+        for volume_path, local_path in local_paths.items():
             local_path.parent.mkdir(parents=True, exist_ok=True)
-            local_path.write_bytes(opened.get(file_path))
+            local_path.write_bytes(opened.get(volume_path))
     print(f"copied {count(len(files), 'file')} from the volume {name}", file=sys.stderr)
     return 0
 

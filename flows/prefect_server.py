@@ -163,14 +163,19 @@ async def _use_server(
         raise
     except Exception as error:
         status = server.poll()
-        # Prefect's client raises a plain RuntimeError if a server does not report its version.
-        if status is None and not (isinstance(error, httpx.HTTPError) or "Failed to reach API" in str(error)):
+        if status is None and not is_server_failure(error):
             raise
         raise ConfigurationError(_describe_failure(server, status, error, find_results_path())) from error
     finally:
         if watching is not None:
             watching.cancel()
         EventsWorker.set_client_override(None)
+
+
+def is_server_failure(error: Exception) -> bool:
+    """Return whether an error of Prefect's client says that the server failed."""
+    # Prefect's client raises a plain RuntimeError if a server does not report its version.
+    return isinstance(error, httpx.HTTPError) or "Failed to reach API" in str(error)
 
 
 @asynccontextmanager
