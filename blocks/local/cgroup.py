@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...sandbox.errors import ConfigurationError
+from .isolation import MIB, IsolationLevel, has_own_count
 from .settings import LocalSettings
 
 CONTROLLERS = ("memory", "pids", "cpu")
 PERIOD_US = 100_000  # microseconds; the kernel's default period for CPU quotas
 REMOVE_SECONDS = 1.0  # time for killed processes to leave their group
 ROUND_SECONDS = 0.01
-MIB = 1024 * 1024
 
 
 class Parent(NamedTuple):
@@ -153,7 +153,7 @@ class TotalsPlan:
         return tuple(name for name, limits in enforcers if limits)
 
 
-def plan_totals(settings: LocalSettings, level: str) -> TotalsPlan:
+def plan_totals(settings: LocalSettings, level: IsolationLevel) -> TotalsPlan:
     """Return which limits the control group and the watcher enforce. Raises ConfigurationError if neither can."""
     if settings.disk_mib is not None and level != "bubblewrap":
         raise ConfigurationError(
@@ -187,8 +187,3 @@ def plan_totals(settings: LocalSettings, level: str) -> TotalsPlan:
         # `processes`, so the watcher counts too.
         watched["processes"] = settings.processes
     return TotalsPlan(grouped, watched)
-
-
-def has_own_count(level: str) -> bool:
-    """Return whether the kernel counts a sandbox's processes separately, by user namespace or by user."""
-    return level == "bubblewrap" or (level == "landlock" and os.geteuid() == 0)

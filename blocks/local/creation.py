@@ -14,11 +14,11 @@ from ..host_files.mounts import HostMount
 from ..host_files.python_path import PythonPath
 from ..host_files.source_tree import check_open_to_others
 from ..storage.local_volume import UMASK, LocalVolume, find_volume
-from .cgroup import MIB, SandboxGroup, find_parent, plan_totals, try_remove_group
+from .cgroup import SandboxGroup, find_parent, plan_totals, try_remove_group
 from .deletion import FIRST_UID, remove_folder
 from .handle import LocalSandboxHandle
 from .inventory import compute_mark, pick_folder, write_locked_labels
-from .isolation import IsolationLevel, build_confinement, list_layers, list_limits
+from .isolation import MIB, IsolationLevel, build_confinement, list_layers, list_limits
 from .launch.bubblewrap import (
     MODULES_MOUNT,
     OWN_DIRECTORIES,

@@ -41,8 +41,11 @@ async def delete_sandbox(sandbox_id: str) -> bool:
         raise ConfigurationError(f"{sandbox_id!r} is not a local sandbox: their ids begin with {FOLDER_PREFIX}")
     if not is_own_directory(folder):
         return False  # It is missing, or another user's.
-    if left := await kill_processes(folder):
-        raise RlmBatchError(f"these processes of sandbox {sandbox_id} could not be ended: {left}. Reap again later")
+    survivors = await kill_processes(folder)
+    if survivors:
+        raise RlmBatchError(
+            f"these processes of sandbox {sandbox_id} could not be ended: {survivors}. Reap again later"
+        )
     with suppress(OSError, ValueError, KeyError, TypeError):
         group = read_record(folder)["group"]
         if os.path.basename(group) == folder.name:

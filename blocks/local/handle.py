@@ -76,15 +76,16 @@ class LocalSandboxHandle(Sandbox):
                 receive(data)
                 return
             loop.remove_reader(reads)
-            words = self.read_stderr_tail()
-            closed(f"its process has ended: {words}" if words else "its process has ended")
+            errors = self.read_stderr_tail()
+            closed(f"its process has ended: {errors}" if errors else "its process has ended")
 
         loop.add_reader(reads, on_output)
         self._channel = LocalChannel(writes, closed)
         return self._channel
 
     async def attach(self) -> tuple[int, int]:
-        process = self._process = await self.launch.start()
+        process = await self.launch.start()
+        self._process = process
         try:
             if self.launch.disk_bytes:
                 self._open_own_folders(await process.find_pid())
@@ -94,18 +95,17 @@ class LocalSandboxHandle(Sandbox):
                 await self.hold_to_totals(await process.find_pid(), is_supervisor=process.is_supervisor)
             await LocalChannel(process.stdin.fileno()).send(process.boot)
         except SandboxLost:
-            words = self.read_stderr_tail() or "its process ended at once"
-            raise SandboxStartError(f"the driver did not start in sandbox {self.id}: {words}") from None
+            reason = self.read_stderr_tail() or "its process ended at once"
+            raise SandboxStartError(f"the driver did not start in sandbox {self.id}: {reason}") from None
         return process.stdout.fileno(), process.stdin.fileno()
 
     async def _copy_repository(self, clone: Path) -> None:
         """Copy the clone into the code's working directory. Raises SandboxStartError."""
         work = self._own_folders[self.settings.cwd]
         owner = work.stat()
-        for command in (
-            ["cp", "-r", "--preserve=mode,timestamps,links", "--reflink=auto", "--", f"{clone}/.", str(work)],
-            ["chown", "-R", "-h", f"{owner.st_uid}:{owner.st_gid}", "--", f"{work}/."],
-        ):
+        copy = ["cp", "-r", "--preserve=mode,timestamps,links", "--reflink=auto", "--", f"{clone}/.", str(work)]
+        change_owner = ["chown", "-R", "-h", f"{owner.st_uid}:{owner.st_gid}", "--", f"{work}/."]
+        for command in (copy, change_owner):
             done = await run_command(*command)
             if done.returncode:
                 raise SandboxStartError(f"the repository could not be copied into the sandbox: {done.stderr.strip()}")
@@ -116,9 +116,10 @@ class LocalSandboxHandle(Sandbox):
         for path in self._own_folders:
             descriptor = os.open(f"/proc/{pid}/root{path}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             self._descriptors.append(descriptor)
-            self._own_folders[path] = Path(f"/proc/{os.getpid()}/fd/{descriptor}")
+            folder = Path(f"/proc/{os.getpid()}/fd/{descriptor}")
+            self._own_folders[path] = folder
             if os.geteuid() == 0:
-                os.chown(self._own_folders[path], owner.st_uid, owner.st_gid)
+                os.chown(folder, owner.st_uid, owner.st_gid)
 
     async def hold_to_totals(self, pid: int, *, is_supervisor: bool = False) -> None:
         """Put a new process under the limits on the whole sandbox, before any input. Raises SandboxStartError."""
@@ -129,28 +130,29 @@ class LocalSandboxHandle(Sandbox):
         except OSError as error:
             raise SandboxStartError(f"sandbox {self.id} could not be put into its control group: {error}") from error
         if self.watched is not None:
-            self.watched.pid, self.watched.is_supervisor = pid, is_supervisor
+            self.watched.pid = pid
+            self.watched.is_supervisor = is_supervisor
             start_watcher(os.getpid()).add(self.watched)
 
     def find_exceeded_limit(self) -> str:
-        exceeded = "" if self.watched is None else self.watched.take_exceeded_limit()
-        return exceeded or ("total_memory_mib" if self.group.has_new_memory_kill() else "")
+        watched_limit = "" if self.watched is None else self.watched.take_exceeded_limit()
+        return "total_memory_mib" if self.group.has_new_memory_kill() else watched_limit
 
     def read_stderr_tail(self) -> str:
         return "" if self._process is None else self._process.read_stderr_tail()
 
     async def upload(self, path: str, data: bytes) -> None:
-        directory, name = self._locate(path)
-        if isinstance(directory, LocalVolume):
-            await directory.put(name, data)
+        place, name = self._locate(path)
+        if isinstance(place, LocalVolume):
+            await place.put(name, data)
         else:
-            await asyncio.to_thread(replace_file_below, directory, name, data, *OWN_MODES)
+            await asyncio.to_thread(replace_file_below, place, name, data, *OWN_MODES)
 
     async def download(self, path: str, *, max_bytes: int | None = None) -> bytes:
-        directory, name = self._locate(path)
-        if isinstance(directory, LocalVolume):
-            return await directory.get(name, max_bytes)
-        return await asyncio.to_thread(read_file_below, directory, name, max_bytes)
+        place, name = self._locate(path)
+        if isinstance(place, LocalVolume):
+            return await place.get(name, max_bytes)
+        return await asyncio.to_thread(read_file_below, place, name, max_bytes)
 
     def _locate(self, path: str) -> tuple[LocalVolume | Path, str]:
         """Return the volume or host directory of a path in the sandbox, and the path below it. Raises VolumeError."""
@@ -164,7 +166,7 @@ class LocalSandboxHandle(Sandbox):
         raise VolumeError(f"{path!r} is outside the directories that code may write")
 
     async def keep(self, until: float, execution: int | None = None) -> None:
-        """End the processes, and leave the folder until then: a driver ends with its host."""
+        """End the processes, and leave the folder until that time."""
         if self.launch.disk_bytes:
             for source, name in zip(self._own_folders.values(), ("work", "tmp"), strict=True):
                 await run_command("cp", "-a", "--", f"{source}/.", str(self.folder / name))
@@ -185,11 +187,9 @@ class LocalSandboxHandle(Sandbox):
             await asyncio.to_thread(self._finalizer)
 
     async def _end_processes(self, *, keeps_folder: bool) -> bool:
-        """End the driver and all processes. Return False, and leave the folder to `reap`, if some survive.
-
-        A driver without a process namespace ends them itself when the wire closes, and is killed if it hangs.
-        """
-        process, self._process = self._process, None
+        """End the driver and all processes. Return False, and leave the folder to `reap`, if some survive."""
+        process = self._process
+        self._process = None
         if self.watched is not None:
             start_watcher(os.getpid()).discard(self.watched)
         if self._channel is not None:
@@ -197,7 +197,7 @@ class LocalSandboxHandle(Sandbox):
         if process is not None:
             asyncio.get_running_loop().remove_reader(process.stdout.fileno())
             process.kill_namespace()
-            process.close_pipes()
+            process.close_pipes()  # Without a namespace, the driver then ends all processes itself.
         if not keeps_folder and not self.launch.is_bubblewrap:
             with suppress(OSError):  # This takes about as long as the end of the processes.
                 remove_python_directory(str(self.folder / "python"))
@@ -206,11 +206,11 @@ class LocalSandboxHandle(Sandbox):
         if not await process.wait(END_GRACE_SECONDS):
             process.send_signal(signal.SIGTERM)
             await process.wait(END_GRACE_SECONDS)
-        if not process.has_ended_all and (left := await kill_processes(self.folder)):
-            log.warning("these processes of sandbox %s could not be ended, and reap will retry: %s", self.id, left)
+        survivors = "" if process.has_ended_all else await kill_processes(self.folder)
+        if survivors:
+            log.warning("these processes of sandbox %s could not be ended, and reap will retry: %s", self.id, survivors)
             self._unlock()  # `reap` finds an unlocked folder.
-            return False
-        return True
+        return not survivors
 
     def _unlock(self) -> None:
         """Release the lock, and leave the folder as it is."""

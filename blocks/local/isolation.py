@@ -1,6 +1,7 @@
 """The levels of isolation on this machine, and the driver's rules for code on each level."""
 
 import os
+import stat
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from ...sandbox.errors import ConfigurationError
 from ..host_files.mounts import HostMount, overlaps
 from .settings import LocalSettings
 
+MIB = 1024 * 1024
 IsolationLevel = Literal["bubblewrap", "landlock", "none"]
 
 LIMITS = (
@@ -28,25 +30,32 @@ find_landlock_abi = cache(confinement_policy.probe_landlock_abi)
 @cache
 def find_python_prefixes() -> tuple[str, ...]:
     """Return the directories of this Python's installation that are outside the system's directories."""
-    prefixes = dict.fromkeys(os.path.realpath(path) for path in (sys.base_prefix, sys.base_exec_prefix))
+    prefixes = {os.path.realpath(path) for path in (sys.base_prefix, sys.base_exec_prefix)}
     system = ("/usr/", "/bin/", "/lib/")
-    return tuple(path for path in prefixes if not path.startswith(system) and path not in ("/usr", "/"))
+    return tuple(path for path in sorted(prefixes) if not path.startswith(system) and path not in ("/usr", "/"))
 
 
 def list_layers(level: IsolationLevel) -> tuple[str, ...]:
     """Return the isolation layers of a level on this machine."""
     if level == "none":
         return ()
-    layers = [f"landlock-{find_landlock_abi()}"] if find_landlock_abi() else []
-    layers += ["seccomp"] if confinement_policy.find_architecture() else []
-    layers += ["user"] if os.geteuid() == 0 else []
-    return (*(["namespaces"] if level == "bubblewrap" else []), *layers, "limits")
+    is_active = {
+        "namespaces": level == "bubblewrap",
+        f"landlock-{find_landlock_abi()}": find_landlock_abi() > 0,
+        "seccomp": confinement_policy.find_architecture() is not None,
+        "user": os.geteuid() == 0,
+        "limits": True,
+    }
+    return tuple(layer for layer, active in is_active.items() if active)
 
 
 def list_limits(settings: LocalSettings, level: IsolationLevel) -> dict[str, int]:
     """Return the options that limit code on a level, with their values."""
-    values = {option: getattr(settings, option) for option in LIMITS}
-    limits = {option: value for option, value in values.items() if value is not None}
+    limits: dict[str, int] = {}
+    for option in LIMITS:
+        value = getattr(settings, option)
+        if value is not None:
+            limits[option] = value
     if level == "none" or limits.get("total_processes", settings.processes) < settings.processes:
         del limits["processes"]
     return limits
@@ -62,49 +71,76 @@ def build_confinement(
 ) -> dict[str, Any]:
     """Return the driver's rules for confining code: limits, Landlock rules, system call filter and user.
 
-    `writable` begins with the working directory. `readable` has the code's own Python and libraries.
+    Args:
+        settings: The provider's settings.
+        level: The level of isolation.
+        uid: The id of the sandbox's own user, or None for the host's user.
+        writable: The code's own directories, the working directory first, and the volume.
+        readable: The code's own Python and its libraries.
+        mounts: The files and directories of the host.
     """
-    mib = 1024 * 1024
-    limits = {"AS": settings.memory_mib * mib, "FSIZE": settings.file_size_mib * mib, "CORE": 0}
-    limits["NOFILE"] = settings.open_files
+    limits = {
+        "AS": settings.memory_mib * MIB,
+        "FSIZE": settings.file_size_mib * MIB,
+        "CORE": 0,
+        "NOFILE": settings.open_files,
+    }
     if settings.cpu_seconds is not None:
         limits["CPU"] = settings.cpu_seconds
     if level == "none":
         return {"limits": limits}
-    bubblewrap = level == "bubblewrap"
-    # In a user namespace, or for the sandbox's own user, the kernel counts only this sandbox's processes.
-    has_own_count = bubblewrap or uid is not None
-    processes = min(settings.processes, settings.total_processes or settings.processes)
-    limits["NPROC"] = processes + (0 if has_own_count else _count_user_tasks())
+    is_bubblewrap = level == "bubblewrap"
+    limits["NPROC"] = min(settings.processes, settings.total_processes or settings.processes)
+    if not has_own_count(level):
+        limits["NPROC"] += _count_user_tasks()
+    system_readable, system_writable = _list_readable_paths(), ()
+    if is_bubblewrap:  # These show only the sandbox's own processes and shared memory.
+        system_readable, system_writable = (*system_readable, "/proc"), ("/dev/shm",)
     policy = confinement_policy.Policy(
-        readable=(*_list_readable_paths(), *readable, *(["/proc"] if bubblewrap else [])),
-        writable=(*writable, "/dev/shm") if bubblewrap else writable,
-        network=bubblewrap,
-        own_mounts=bubblewrap,
+        readable=(*system_readable, *readable),
+        writable=(*writable, *system_writable),
+        network=is_bubblewrap,
+        own_mounts=is_bubblewrap,
         own_uid=uid is not None,
         abi=find_landlock_abi(),
         unix_sockets=not any(mount.is_directory for mount in mounts),
     )
-    rules: dict[str, Any] = {"limits": limits, "uid": uid, "counts_user": not has_own_count}
+    rules: dict[str, Any] = {"limits": limits, "uid": uid, "counts_user": not has_own_count(level)}
     if mounts:
-        read, on_files = confinement_policy.READ, confinement_policy.ON_FILES
-        rules["mounts"] = [  # The driver compares them before code runs, because a link may have changed.
-            [item.target, item.device, item.inode, read if item.is_directory else read & on_files] for item in mounts
-        ]
+        # The driver compares the device and the inode before code runs, because a link may have changed.
+        rules["mounts"] = [_build_mount_rule(mount) for mount in mounts]
     if find_landlock_abi():
         rules["landlock"] = policy.build_landlock_rules()
     machine = confinement_policy.find_architecture()
     if machine is not None:
         rules["seccomp"] = _build_syscall_filter(replace(policy, readable=(), writable=()), machine)
-    if uid is not None and not bubblewrap:
+    if uid is not None and not is_bubblewrap:
         # The code keeps the capability to pass through closed directories, such as /root above an interpreter.
         # Landlock still decides what it may read.
         parents = {os.path.dirname(path) for path in (*writable, *readable, *(mount.target for mount in mounts))}
         parents.remove(os.path.dirname(writable[0]))  # The sandbox's own folder is open to the code's user.
-        passages = [*find_python_prefixes(), tempfile.gettempdir(), *parents]
-        directories = {str(above) for path in passages for above in (Path(path), *Path(path).parents)}
-        rules["search"] = any(not os.stat(directory).st_mode & 0o001 for directory in directories)
+        rules["search"] = _has_closed_directory([*find_python_prefixes(), tempfile.gettempdir(), *parents])
     return rules
+
+
+def has_own_count(level: IsolationLevel) -> bool:
+    """Return whether the kernel counts a sandbox's processes separately, by user namespace or by user."""
+    return level == "bubblewrap" or (level == "landlock" and os.geteuid() == 0)
+
+
+def _build_mount_rule(mount: HostMount) -> list[Any]:
+    rights = confinement_policy.READ
+    if not mount.is_directory:
+        rights &= confinement_policy.ON_FILES
+    return [mount.target, mount.device, mount.inode, rights]
+
+
+def _has_closed_directory(paths: Sequence[str]) -> bool:
+    """Return whether other users may not pass through one of these directories, or through one above it."""
+    directories: set[Path] = set()
+    for path in paths:
+        directories.update((Path(path), *Path(path).parents))
+    return any(not directory.stat().st_mode & stat.S_IXOTH for directory in directories)
 
 
 def check_mount_places(mounts: Sequence[HostMount], level: IsolationLevel) -> None:
@@ -137,10 +173,10 @@ def _list_readable_paths() -> tuple[str, ...]:
 
 def _count_user_tasks() -> int:
     """Return this user's current number of processes and threads, which all count against RLIMIT_NPROC."""
-    total, me = 0, os.getuid()
+    total = 0
     for name in os.listdir("/proc"):
         if name.isdigit():
-            with suppress(OSError, ValueError, IndexError):
-                if os.stat(f"/proc/{name}").st_uid == me:
-                    total += int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[17])
+            with suppress(OSError):  # The process has ended.
+                if os.stat(f"/proc/{name}").st_uid == os.getuid():
+                    total += len(os.listdir(f"/proc/{name}/task"))
     return total

@@ -108,8 +108,9 @@ async def try_level(level: IsolationLevel) -> str:
         if is_shortage(error):
             hint = "" if "ulimit" in error.summary else f". {SHORTAGE_HINT}"
             raise SandboxStartError(f"isolation {level!r} could not be tested: {error.summary}{hint}") from error
-        failure = str(error).strip().splitlines()[-1]  # A Python that cannot start prints a traceback.
-        return f"its first sandbox failed: {failure}" + (f". {NAMESPACE_HINT}" if level == "bubblewrap" else "")
+        last_line = str(error).strip().splitlines()[-1]  # A Python that cannot start prints a traceback.
+        reason = f"its first sandbox failed: {last_line}"
+        return f"{reason}. {NAMESPACE_HINT}" if level == "bubblewrap" else reason
     finally:
         await interpreter.shutdown()
         secret.unlink()

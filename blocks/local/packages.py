@@ -71,36 +71,7 @@ async def install_packages(requirements: list[str]) -> Path:
     """Install wheels and their dependencies once for this Python, and return their directory."""
 
     async def install(folder: Path) -> None:
-        if importlib.util.find_spec("pip") is not None:
-            options = ["--quiet", "--disable-pip-version-check", "--no-input"]
-            installer = [sys.executable, "-P", "-c", PIP_PROGRAM, "install", *options, *PIP_OPTIONS]
-        elif shutil.which("uv") is not None:  # For uv, `--only-binary` alone prevents builds.
-            installer = ["uv", "pip", "install", "--quiet", "--deps", "--python", sys.executable]
-        else:
-            raise ConfigurationError(f"`packages` needs pip or uv: install one beside {sys.executable}")
-        arguments = ("--only-binary", ":all:", "--target", str(folder), "--", *sorted(requirements))
-        environment = {
-            name: value
-            for name, value in os.environ.items()
-            if INSTALLER_VARIABLES.fullmatch(name) and not BUILD_VARIABLES.fullmatch(name)
-        } | PIP_VARIABLES
-        try:
-            done = await run_command(
-                *installer,
-                *arguments,
-                timeout=INSTALL_TIMEOUT_SECONDS,
-                environment=environment,
-                merge_stderr=True,
-                cwd=folder,  # This folder is empty. In another one a file could have a package's name.
-            )
-        except TimeoutError:
-            raise ConfigurationError(f"the packages were not installed in {INSTALL_TIMEOUT_SECONDS:.0f} s") from None
-        if done.returncode:
-            last_lines = "\n".join(done.stdout.strip().splitlines()[-10:])
-            raise ConfigurationError(
-                "the packages could not be installed. Local sandboxes install only wheels, because building a package "
-                f"would run its code on this machine:\n{last_lines}"
-            )
+        await _run_installer(requirements, folder)
         await run_command("chmod", "-R", "a+rX", str(folder))  # Code may run as another user.
         await asyncio.to_thread(write_scripts, folder / "bin", folder / SCRIPTS)
 
@@ -109,10 +80,47 @@ async def install_packages(requirements: list[str]) -> Path:
     return await make_once(resolve_cache_root() / "packages" / name, install)
 
 
+async def _run_installer(requirements: list[str], folder: Path) -> None:
+    """Install wheels and their dependencies in an empty folder. Raises ConfigurationError."""
+    if importlib.util.find_spec("pip") is not None:
+        options = ["--quiet", "--disable-pip-version-check", "--no-input"]
+        installer = [sys.executable, "-P", "-c", PIP_PROGRAM, "install", *options, *PIP_OPTIONS]
+    elif shutil.which("uv") is not None:  # For uv, `--only-binary` alone prevents builds.
+        installer = ["uv", "pip", "install", "--quiet", "--deps", "--python", sys.executable]
+    else:
+        raise ConfigurationError(f"`packages` needs pip or uv: install one beside {sys.executable}")
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if INSTALLER_VARIABLES.fullmatch(name) and not BUILD_VARIABLES.fullmatch(name)
+    }
+    try:
+        done = await run_command(
+            *installer,
+            *("--only-binary", ":all:", "--target", str(folder), "--", *sorted(requirements)),
+            timeout=INSTALL_TIMEOUT_SECONDS,
+            environment={**environment, **PIP_VARIABLES},
+            merge_stderr=True,
+            cwd=folder,  # In a folder that is not empty, a file could have a package's name.
+        )
+    except TimeoutError:
+        raise ConfigurationError(f"the packages were not installed in {INSTALL_TIMEOUT_SECONDS:.0f} s") from None
+    if done.returncode:
+        last_lines = "\n".join(done.stdout.strip().splitlines()[-10:])
+        raise ConfigurationError(
+            "the packages could not be installed. Local sandboxes install only wheels, because building a package "
+            f"would run its code on this machine:\n{last_lines}"
+        )
+
+
 def find_environment_packages() -> list[Path]:
     """Return the directories of the running environment's packages: two if compiled packages are separate."""
-    named = dict.fromkeys(os.path.realpath(sysconfig.get_path(name)) for name in ("purelib", "platlib"))
-    return [check_path(Path(path)) for path in named if os.path.isdir(path)]
+    directories: list[Path] = []
+    for name in ("purelib", "platlib"):
+        path = Path(os.path.realpath(sysconfig.get_path(name)))
+        if path.is_dir() and path not in directories:
+            directories.append(check_path(path))
+    return directories
 
 
 async def find_environment_scripts(packages: list[Path]) -> Path:
@@ -130,8 +138,8 @@ async def find_environment_scripts(packages: list[Path]) -> Path:
 @cache
 def digest_installed_versions(directories: tuple[Path, ...]) -> str:
     """Return a hash of the names and versions of the packages in these directories, as of the first call."""
-    there = importlib.metadata.distributions(path=[str(path) for path in directories])
-    lines = sorted(f"{package.metadata['Name']}=={package.version}" for package in there)
+    installed = importlib.metadata.distributions(path=[str(path) for path in directories])
+    lines = sorted(f"{package.metadata['Name']}=={package.version}" for package in installed)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:24]
 
 
@@ -143,21 +151,26 @@ def write_scripts(source: Path, folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     folder.chmod(0o755)
     link_python(str(folder), find_python())
-    for path in sorted(source.iterdir()) if source.is_dir() else ():
-        if not path.is_file() or path.is_symlink() or not os.access(path, os.X_OK) or OWN_NAMES.fullmatch(path.name):
-            continue
-        target = folder / path.name
-        with path.open("rb") as file:
-            start = file.read(MAX_HEAD_BYTES)
-            head = PYTHON_HEADS.match(start)
-            if head is not None:
-                target.write_bytes(SCRIPT_HEAD + start[head.end() :] + file.read())
-                target.chmod(0o755)
-                continue
-        if str(source).startswith(SYSTEM_DIRECTORY):
-            continue
-        try:
-            os.link(path, target)
-        except OSError:
-            shutil.copyfile(path, target)
+    if not source.is_dir():
+        return
+    for path in sorted(source.iterdir()):
+        is_program = path.is_file() and not path.is_symlink() and os.access(path, os.X_OK)
+        if is_program and not OWN_NAMES.fullmatch(path.name):
+            _write_script(path, folder / path.name)
+
+
+def _write_script(path: Path, target: Path) -> None:
+    with path.open("rb") as file:
+        start = file.read(MAX_HEAD_BYTES)
+        head = PYTHON_HEADS.match(start)
+        if head is not None:
+            target.write_bytes(SCRIPT_HEAD + start[head.end() :] + file.read())
             target.chmod(0o755)
+            return
+    if str(path).startswith(SYSTEM_DIRECTORY):
+        return
+    try:
+        os.link(path, target)
+    except OSError:
+        shutil.copyfile(path, target)
+        target.chmod(0o755)

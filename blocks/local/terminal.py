@@ -19,14 +19,16 @@ async def run_terminal(handle: LocalSandboxHandle) -> int:
     """Run a shell in a sandbox without a driver, and return its exit status."""
     settings = asdict(handle.settings)
     settings["environment"]["TERM"] = os.environ.get("TERM", "dumb")
-    code, request = build_driver_code(TERMINAL_MODULES), {"settings": settings, "command": SHELL}
+    code = build_driver_code(TERMINAL_MODULES)
+    request = {"settings": settings, "command": SHELL}
     descriptor = os.memfd_create("shell")  # The settings have secrets, and standard input is the terminal.
     try:
         os.write(descriptor, code + json.dumps(request).encode())
         os.lseek(descriptor, 0, os.SEEK_SET)
         program = build_boot_program("a shell in a local sandbox", len(code), f"descriptor={descriptor}", descriptor)
+        command = handle.launch.build_command(program)
         return await run_in_terminal(
-            [word for word in handle.launch.build_command(program) if word not in DROPPED_OPTIONS],
+            [word for word in command if word not in DROPPED_OPTIONS],
             f"A shell in {handle.settings.cwd}.",
             on_start=handle.hold_to_totals,
             cwd=handle.launch.directory,

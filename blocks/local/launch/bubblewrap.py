@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -34,16 +35,17 @@ class Mount:
 def build_bubblewrap_command(folder: Path, mounts: tuple[Mount, ...], shm_bytes: int) -> list[str]:
     """Return bubblewrap's command line up to a sandbox's program; `shm_bytes` limits its /dev/shm."""
     user = _build_capabilities(DRIVER_CAPABILITIES) if os.geteuid() == 0 else ["--unshare-user"]
-    places: dict[str, Path] = dict(zip(OWN_DIRECTORIES, (folder / "work", folder / "tmp"), strict=True))
-    own = [word for target, source in places.items() for word in ("--bind", str(source), target)]
-    for mount in mounts:
-        for parent in list_own_parents(mount.target):  # Code cannot rename a mount point.
-            place = next(target for target in OWN_DIRECTORIES if Path(parent).is_relative_to(target))
-            source = places[place] / Path(parent).relative_to(place)
-            source.mkdir(mode=0o755, exist_ok=True)
-            own += ["--bind", str(source), parent]
+    own: list[str] = []
+    for target, source in zip(OWN_DIRECTORIES, (folder / "work", folder / "tmp"), strict=True):
+        own += ["--bind", str(source), target]
+        for mount in mounts:
+            for parent in list_parents_below(target, mount.target):  # Code cannot rename a mount point.
+                directory = source / Path(parent).relative_to(target)
+                directory.mkdir(mode=0o755, exist_ok=True)
+                own += ["--bind", str(directory), parent]
     own += ["--ro-bind", str(folder / "python"), PYTHON_MOUNT]
-    shm = ["--perms", "1777", *(["--size", str(shm_bytes)] if _can_size_tmpfs() else []), "--tmpfs", "/dev/shm"]
+    size = ["--size", str(shm_bytes)] if _can_size_tmpfs() else []
+    shm = ["--perms", "1777", *size, "--tmpfs", "/dev/shm"]
     return [*_build_command([*user, "--die-with-parent"], own, mounts, shm), "--chdir", "/sandbox"]
 
 
@@ -58,23 +60,23 @@ def build_zygote_command(folders: Path, mounts: tuple[Mount, ...]) -> list[str]:
     else:
         # With another user id, bubblewrap would create a second user namespace without rights over the mounts.
         user = ["--unshare-user", "--uid", "0", "--gid", "0", "--cap-add", "ALL"]
-    own = [
-        "--bind",
-        str(folders),
-        FOLDERS_MOUNT,
-        *(word for path in OWN_DIRECTORIES for word in ("--dir", path)),
-        *("--tmpfs", PYTHON_MOUNT),  # The zygote writes it once, for all its sandboxes.
-    ]
+    own = ["--bind", str(folders), FOLDERS_MOUNT]
+    for path in OWN_DIRECTORIES:
+        own += ["--dir", path]
+    own += ["--tmpfs", PYTHON_MOUNT]  # The zygote writes it once, for all its sandboxes.
     # All sandboxes share the zygote's /dev, but each has its own /dev/shm and /dev/pts.
     return [*_build_command(user, own, mounts, ["--dir", "/dev/shm"]), "--remount-ro", "/dev", "--chdir", "/"]
 
 
 def _build_capabilities(names: tuple[str, ...]) -> list[str]:
-    return ["--cap-drop", "ALL", *(word for name in names for word in ("--cap-add", name))]
+    options = ["--cap-drop", "ALL"]
+    for name in names:
+        options += ["--cap-add", name]
+    return options
 
 
 def _build_command(user: list[str], own: list[str], mounts: tuple[Mount, ...], shm: list[str]) -> list[str]:
-    return [
+    command = [
         shutil.which("bwrap") or "bwrap",
         *user,
         # Make the driver the namespace's first process. Otherwise a process of bubblewrap is the first, and holds the
@@ -85,22 +87,33 @@ def _build_command(user: list[str], own: list[str], mounts: tuple[Mount, ...], s
         *_build_system_binds(has_landlock=isolation.find_landlock_abi() > 0),
         *("--proc", "/proc", "--dev", "/dev"),
         *shm,
-        *(word for mount in mounts for word in _build_bind(mount)),
-        *("--remount-ro", "/"),
     ]
+    for mount in mounts:
+        parents = [str(parent) for parent in reversed(Path(mount.target).parents) if str(parent) != "/"]
+        option = "--bind" if mount.is_writable else "--ro-bind"
+        command += [*_build_directories(parents), option, mount.source, mount.target]
+    return [*command, "--remount-ro", "/"]
+
+
+def _build_directories(paths: Iterable[str]) -> list[str]:
+    """Return the options that create directories for every user. bubblewrap creates missing ones for its own user."""
+    options: list[str] = []
+    for path in paths:
+        options += ["--perms", "0755", "--dir", path]
+    return options
 
 
 @lru_cache(maxsize=64)  # combinations of mounts in a process
 def list_covered_mounts(mounts: tuple[Mount, ...]) -> tuple[str, ...]:
-    """Return the zygote's mounts that a sandbox's own folder covers: Python below /tmp, or a volume."""
+    """Return the zygote's mounts that a sandbox's own directories would hide: Python below /tmp, or a volume."""
     targets = [*isolation.find_python_prefixes(), *(mount.target for mount in mounts)]
     return tuple(path for path in targets if any(Path(path).is_relative_to(own) for own in OWN_DIRECTORIES))
 
 
-def list_own_parents(target: str) -> list[str]:
-    """Return a mount's parents inside the sandbox's own folder, topmost first. Code could replace them there."""
-    parents = map(str, reversed(Path(target).parents))
-    return [path for path in parents for own in OWN_DIRECTORIES if path != own and Path(path).is_relative_to(own)]
+def list_parents_below(directory: str, target: str) -> list[str]:
+    """Return the parents of a mount point that are below this directory of the code, topmost first."""
+    parents = reversed(Path(target).parents)
+    return [str(path) for path in parents if path.is_relative_to(directory) and path != Path(directory)]
 
 
 @cache
@@ -116,32 +129,26 @@ def _build_system_binds(has_landlock: bool) -> tuple[str, ...]:
 
     With Landlock, mount all of /etc at once, because each mount costs 0.1 ms and Landlock closes most of /etc.
     """
-    links = [path for path in confinement_policy.SYSTEM if os.path.islink(path)]
     etc = ("/etc",) if has_landlock else confinement_policy.ETC
-    binds = [
-        path
-        for path in (*confinement_policy.SYSTEM, *etc, *isolation.find_python_prefixes())
-        if path not in links and os.path.exists(path)
-    ]
-    arguments: list[str] = []
-    # bubblewrap creates missing parents for its own user only, but the code may run as another user.
-    parents = dict.fromkeys(str(parent) for path in binds for parent in reversed(Path(path).parents))
-    for parent in parents:
-        if parent != "/" and not any(Path(parent).is_relative_to(bind) for bind in binds):
-            arguments += ["--perms", "0755", "--dir", parent]
-    for path in links:
-        arguments += ["--symlink", os.readlink(path), path]
+    links: list[str] = []
+    binds: list[str] = []
+    for path in (*confinement_policy.SYSTEM, *etc, *isolation.find_python_prefixes()):
+        if os.path.islink(path) and path in confinement_policy.SYSTEM:
+            links.append(path)
+        elif os.path.exists(path):
+            binds.append(path)
+    parents: list[str] = []
     for path in binds:
-        arguments += ["--ro-bind", path, path]
-    return tuple(arguments)
-
-
-def _build_bind(mount: Mount) -> list[str]:
-    """Return the options that mount a directory and create its parents for every user."""
-    parents = [str(parent) for parent in reversed(Path(mount.target).parents) if str(parent) != "/"]
-    option = "--bind" if mount.is_writable else "--ro-bind"
-    words = [word for parent in parents for word in ("--perms", "0755", "--dir", parent)]
-    return [*words, option, mount.source, mount.target]
+        for parent in reversed(Path(path).parents):
+            is_in_bind = any(parent.is_relative_to(bind) for bind in binds)
+            if str(parent) not in ("/", *parents) and not is_in_bind:
+                parents.append(str(parent))
+    options = _build_directories(parents)
+    for path in links:
+        options += ["--symlink", os.readlink(path), path]
+    for path in binds:
+        options += ["--ro-bind", path, path]
+    return tuple(options)
 
 
 def resolve_mount_point(path: str) -> str:

@@ -23,14 +23,10 @@ BOOT_COMMENT = "# rlm-batch: "  # first words of a program, to show its purpose 
 
 
 class DriverProcess(ABC):
-    """A running driver: its process, and the host's ends of its pipes, which do not block.
+    """A running driver: its process, and the host's ends of its pipes, which do not block."""
 
-    `boot` must be sent before the first frame. `is_supervisor`: the process is the driver's supervisor itself, not the
-    supervisor's parent.
-    """
-
-    boot = b""
-    is_supervisor = False
+    boot = b""  # must be sent before the first frame
+    is_supervisor = False  # True if the process is the driver's supervisor itself, not the supervisor's parent
 
     def __init__(self, stdin: IO[bytes], stdout: IO[bytes], stderr: IO[bytes]) -> None:
         self.stdin, self.stdout, self.stderr = stdin, stdout, stderr
@@ -54,7 +50,7 @@ class DriverProcess(ABC):
         return self.exit_code == 0  # The driver exits with another status if it could not end them.
 
     def kill_namespace(self) -> None:
-        """Kill the process if the kernel then kills all processes of the sandbox; otherwise do nothing."""
+        """Kill the process and its process namespace. Without a namespace, do nothing."""
         return
 
     @abstractmethod
@@ -81,11 +77,12 @@ class SpawnedProcess(DriverProcess):
 
     def __init__(self, command: list[str], cwd: str) -> None:
         # Start it on the calling thread: the kernel sends a parent-death signal when the starting thread ends.
-        process = self._process = spawn_process(command, cwd, subprocess.PIPE)
+        process = spawn_process(command, cwd, subprocess.PIPE)
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
         super().__init__(process.stdin, process.stdout, process.stderr)
+        self._process = process
         self.boot = build_driver_code()
 
     async def find_pid(self) -> int:
@@ -123,19 +120,16 @@ def spawn_process(command: list[str], cwd: str, stdin: int) -> subprocess.Popen[
 
 
 def is_shortage(error: BaseException) -> bool:
-    """Return whether a sandbox failed for a temporary shortage, and not because the machine lacks a feature.
-
-    A driver's own errors are found by their text. ENOSPC in a text does not count: the kernel also returns it where
-    namespaces are disabled.
-    """
+    """Return whether a sandbox failed for a temporary shortage, and not because the machine lacks a feature."""
     cause = error.__cause__
     if isinstance(cause, OSError) and cause.errno in (*SHORTAGES, errno.ENOSPC, errno.EDQUOT):
         return True
+    # A driver reports its errors as text. There, ENOSPC may mean that namespaces are disabled.
     return any(os.strerror(number) in str(error) for number in SHORTAGES)
 
 
 def find_python() -> str:
-    """Return the base executable of this Python. It has no virtual environment: code sees the standard library."""
+    """Return the base executable of this Python, outside a virtual environment, with only the standard library."""
     return _resolve(getattr(sys, "_base_executable", None) or sys.executable)
 
 
@@ -147,21 +141,22 @@ def build_python_command(program: str) -> list[str]:
     return [find_python(), "-S", "-c", program]
 
 
-def build_boot_program(what: str, size: int, call: str, descriptor: int = 0) -> str:
+def build_boot_program(title: str, size: int, arguments: str, descriptor: int = 0) -> str:
     """Return a program that reads `size` bytes of marshalled code from a descriptor and calls its `main`.
 
-    `call` has the arguments of `main` as source text. `what` names the program in a list of processes.
+    `title` names the program in a list of processes. `arguments` is the source text of the arguments of `main`.
     """
     return (
-        f"{BOOT_COMMENT}{what}\nimport sys\nsys.path[:] = [path for path in sys.path if path]\n"
+        f"{BOOT_COMMENT}{title}\nimport sys\nsys.path[:] = [path for path in sys.path if path]\n"
         f"import marshal, os\nrest = {size}\ndata = []\n"
         f"while rest:\n    data.append(os.read({descriptor}, rest))\n    rest -= len(data[-1]) or os._exit(0)\n"
         "driver = {'__name__': 'driver'}\nexec(marshal.loads(b''.join(data)), driver)\n"
-        f"driver['main']({call})"
+        f"driver['main']({arguments})"
     )
 
 
 async def wait_readable(fd: int, seconds: float) -> bool:
+    """Return whether the descriptor becomes readable within `seconds`."""
     loop = asyncio.get_running_loop()
     is_readable = loop.create_future()
     loop.add_reader(fd, lambda: is_readable.done() or is_readable.set_result(None))

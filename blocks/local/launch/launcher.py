@@ -36,18 +36,14 @@ Key = tuple[object, ...]
 
 @dataclass(frozen=True)
 class Launch:
-    """The parameters for starting a sandbox's driver. Only bubblewrap uses those after `is_bubblewrap`.
-
-    `python_directory` has the arguments of `write_python_directory`. With `disk_bytes`, the folder is a file system in
-    memory with this size, which the host does not see.
-    """
+    """The parameters for starting a sandbox's driver. Only bubblewrap uses those after `is_bubblewrap`."""
 
     folder: Path
     is_bubblewrap: bool
     mounts: tuple[Mount, ...] = ()
-    shm_bytes: int = 0
-    python_directory: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    disk_bytes: int = 0
+    shm_bytes: int = 0  # limit of /dev/shm
+    python_directory: Mapping[str, Any] = field(default_factory=dict[str, Any])  # arguments of `write_python_directory`
+    disk_bytes: int = 0  # size of a file system in memory for the folder, which the host does not see; 0: on disk
 
     async def start(self) -> DriverProcess:
         """Fork or spawn the driver's process, which waits for its first frame. Raises SandboxStartError."""
@@ -61,8 +57,9 @@ class Launch:
 
     def spawn(self) -> DriverProcess:
         """Start the driver as a separate program, without a zygote. Raises SandboxStartError."""
-        call = f"watched={not self.is_bubblewrap}"
-        program = build_boot_program("a local sandbox", len(build_driver_code()), call)
+        program = build_boot_program(
+            "a local sandbox", len(build_driver_code()), arguments=f"watched={not self.is_bubblewrap}"
+        )
         return SpawnedProcess(self.build_command(program), self.directory)
 
     def build_command(self, program: str) -> list[str]:
@@ -80,25 +77,22 @@ class Launch:
 
     @cached_property
     def key(self) -> Key:
-        """Return the key of the zygotes that can fork this driver: same user, Python and mounts.
-
-        The mounts also decide what is in `python_directory`.
-        """
-        identities = list[tuple[int, int] | None]()  # A recreated directory gets another inode.
+        """Return the key of the zygotes that can fork this driver. `python_directory` follows from the mounts."""
+        identities: list[tuple[int, int] | None] = []  # A recreated directory gets another inode.
         for path in (self.folder.parent, *(mount.source for mount in self.mounts)):
             try:
                 status = os.stat(path)
                 identities.append((status.st_dev, status.st_ino))
             except OSError:
                 identities.append(None)
-        system = os.geteuid(), find_python(), os.environ.get("PATH")  # PATH decides which bubblewrap is started
-        return *system, self.is_bubblewrap, self.mounts, *identities
+        path = os.environ.get("PATH")  # It decides which bubblewrap is started.
+        return os.geteuid(), find_python(), path, self.is_bubblewrap, self.mounts, *identities
 
     def build_request(self) -> dict[str, Any]:
         return {
             "folder": self.folder.name,
             "mark": compute_mark(self.folder),
-            "cwd": "/" if self.is_bubblewrap else str(self.folder / "work"),
+            "cwd": self.directory,
             "covered": list_covered_mounts(self.mounts),
             "shm_bytes": self.shm_bytes,
             "disk_bytes": self.disk_bytes,
@@ -144,9 +138,13 @@ class Zygotes:
         with self._lock:
             zygote = self._zygotes.get(key)
             if zygote is None or not zygote.is_alive:  # Another thread may have started it.
-                folders = FOLDERS_MOUNT if launch.is_bubblewrap else None
-                command = build_zygote_command(launch.folder.parent, launch.mounts) if launch.is_bubblewrap else []
-                zygote = self._zygotes[key] = Zygote(command, folders, launch.python_directory)
+                command: list[str] = []
+                folders = None
+                if launch.is_bubblewrap:
+                    command = build_zygote_command(launch.folder.parent, launch.mounts)
+                    folders = FOLDERS_MOUNT
+                zygote = Zygote(command, folders, launch.python_directory)
+                self._zygotes[key] = zygote
                 self._end_idle(key)
             return zygote
 
@@ -154,9 +152,12 @@ class Zygotes:
         """End idle zygotes: those of another user, and all but the last used `MAX_IDLE_ZYGOTES`."""
         idle = [key for key, zygote in self._zygotes.items() if key != newest and not zygote.processes]
         idle.sort(key=lambda key: self._zygotes[key].used_at)
-        # After a change of user, this process cannot use the old user's zygotes and must not keep them.
-        for key in {*idle[:-MAX_IDLE_ZYGOTES], *(key for key in idle if key[0] != newest[0])}:
-            self._zygotes.pop(key).end()
+        for position, key in enumerate(idle, start=1):
+            is_old = position <= len(idle) - MAX_IDLE_ZYGOTES
+            # After a change of user, this process cannot use the old user's zygotes and must not keep them.
+            has_other_user = key[0] != newest[0]
+            if is_old or has_other_user:
+                self._zygotes.pop(key).end()
 
     def end(self) -> None:
         with self._lock:

@@ -27,7 +27,8 @@ from .driver_process import (
 START_TIMEOUT_SECONDS = 20.0  # limit for a zygote's start and for a fork; a busy machine takes 1 s
 PACKET_BYTES = 32 * 1024
 SEND_RETRY_SECONDS = 0.005  # pause when the zygote's queue is full
-MAX_WORDS_BYTES = 4096
+MAX_MESSAGE_BYTES = 4096
+MAX_MESSAGE_CHARACTERS = 2000  # of an error's text
 
 
 class ZygoteError(Exception):
@@ -38,16 +39,21 @@ class Zygote:
     """A process that forks drivers. It ends with this object, and so do all processes that it forked."""
 
     def __init__(self, command: list[str], folders: str | None, python_directory: Mapping[str, Any]) -> None:
-        """Start the zygote and wait until it is ready; `command` goes before its program. Raises ZygoteError."""
+        """Start the zygote and wait until it is ready. Raises ZygoteError.
+
+        Args:
+            command: bubblewrap's command line, which goes before the zygote's program; empty without bubblewrap.
+            folders: Where the zygote sees the folders of all sandboxes. None if sandboxes have no namespaces.
+            python_directory: The arguments of `write_python_directory`.
+        """
         code = build_driver_code(ZYGOTE_MODULES)
         user = None if os.geteuid() == 0 else (os.geteuid(), os.getegid())
-        call = f"folders={folders!r}, user={user!r}, python_directory={python_directory!r}"
-        program = build_boot_program("zygote of local sandboxes", len(code), call)
-        control, its_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with its_control:
+        arguments = f"folders={folders!r}, user={user!r}, python_directory={python_directory!r}"
+        program = build_boot_program("zygote of local sandboxes", len(code), arguments)
+        control, zygote_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with zygote_control:
             try:
-                command = [*command, *build_python_command(program)]
-                self._process = spawn_process(command, "/", its_control.fileno())
+                self._process = spawn_process([*command, *build_python_command(program)], "/", zygote_control.fileno())
             except SandboxStartError as error:
                 control.close()
                 raise ZygoteError(str(error)) from error
@@ -62,7 +68,7 @@ class Zygote:
             control.settimeout(START_TIMEOUT_SECONDS)
             for begin in range(0, len(code), PACKET_BYTES):
                 control.send(code[begin : begin + PACKET_BYTES])
-            self._handles += socket.recv_fds(control, MAX_WORDS_BYTES, 1, socket.MSG_CMSG_CLOEXEC)[1]
+            self._handles += socket.recv_fds(control, MAX_MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC)[1]
         except OSError:
             pass
         if not self._handles:
@@ -70,9 +76,10 @@ class Zygote:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(1)
             self._process.kill()
-            words = self._process.communicate()[1].decode("utf-8", "replace").strip()[-2000:]
+            _, stderr = self._process.communicate()
             self.end()
-            raise ZygoteError(words or "it was not ready in time")
+            message = stderr.decode("utf-8", "replace").strip()[-MAX_MESSAGE_CHARACTERS:]
+            raise ZygoteError(message or "it was not ready in time")
         control.setblocking(False)
 
     @property
@@ -95,25 +102,23 @@ class Zygote:
         Only the first fork waits until its sandbox is ready. The failure of another fork shows on the wire or in
         `find_pid`.
         """
-        data = json.dumps(request).encode()
         self.used_at = time.monotonic()
         process, driver_fds = self._open_pipes()
         try:
-            try:
-                await self._send(data, driver_fds)
-            finally:
-                for fd in driver_fds:
-                    os.close(fd)
+            await self._send(json.dumps(request).encode(), driver_fds)
             if not self.has_forked:
-                try:
-                    await process.find_pid()
-                except SandboxStartError as error:
-                    raise ZygoteError(str(error)) from error
-                self.has_forked = True
+                await self._wait_for_first(process)
         except BaseException:
             process.close()
             raise
         return process
+
+    async def _wait_for_first(self, process: "ForkedProcess") -> None:
+        try:
+            await process.find_pid()
+        except SandboxStartError as error:
+            raise ZygoteError(str(error)) from error
+        self.has_forked = True
 
     def _open_pipes(self) -> tuple["ForkedProcess", list[int]]:
         """Return a driver that is not forked yet, and its ends of the pipes to it. Raises SandboxStartError."""
@@ -133,16 +138,21 @@ class Zygote:
         return ForkedProcess(self, *pipes, status), [driver_stdin, driver_stdout, driver_stderr, driver_status.detach()]
 
     async def _send(self, data: bytes, fds: list[int]) -> None:
+        """Send a request with descriptors, and close them in this process. Raises ZygoteError."""
         deadline = time.monotonic() + START_TIMEOUT_SECONDS
-        while time.monotonic() < deadline:
-            try:
-                socket.send_fds(self._control, [data], fds)
-                return
-            except BlockingIOError:
-                await asyncio.sleep(SEND_RETRY_SECONDS)
-            except OSError as error:
-                raise ZygoteError(f"it has ended: {error.strerror}") from error
-        raise ZygoteError(f"it answered no request for {START_TIMEOUT_SECONDS:g} s")
+        try:
+            while time.monotonic() < deadline:
+                try:
+                    socket.send_fds(self._control, [data], fds)
+                    return
+                except BlockingIOError:
+                    await asyncio.sleep(SEND_RETRY_SECONDS)
+            raise ZygoteError(f"it answered no request for {START_TIMEOUT_SECONDS:g} s")
+        except OSError as error:
+            raise ZygoteError(f"it has ended: {error.strerror}") from error
+        finally:
+            for fd in fds:
+                os.close(fd)
 
 
 class ForkedProcess(DriverProcess):
@@ -172,29 +182,35 @@ class ForkedProcess(DriverProcess):
             await wait_readable(self._status.fileno(), deadline - time.monotonic())
             self._read_status()
         if self._pidfd < 0:
-            late = f"it did not start within {START_TIMEOUT_SECONDS:g} s"
-            why = self._failure or (late if self._exit_code is None else "it ended before it started")
-            raise SandboxStartError(f"the sandbox could not be started: {why}. See rlm-batch doctor")
+            reason = f"it did not start within {START_TIMEOUT_SECONDS:g} s"
+            if self._failure:
+                reason = self._failure
+            elif self._exit_code is not None:
+                reason = "it ended before it started"
+            raise SandboxStartError(f"the sandbox could not be started: {reason}. See rlm-batch doctor")
         # The kernel shows the process id of a pidfd here.
         information = Path(f"/proc/self/fdinfo/{self._pidfd}").read_text(encoding="ascii")
-        return int(information.partition("Pid:")[2].split()[0])
+        _, _, after_label = information.partition("Pid:")
+        return int(after_label.split()[0])
 
     def _read_status(self) -> None:
         """Read the messages that the sandbox and the zygote have sent about it."""
         with suppress(BlockingIOError):
             while self._exit_code is None:
-                data, fds, _, _ = socket.recv_fds(self._status, MAX_WORDS_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
-                word, _, rest = data.decode("utf-8", "replace").partition(" ")
+                data, fds, _, _ = socket.recv_fds(self._status, MAX_MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+                kind, _, rest = data.decode("utf-8", "replace").partition(" ")
                 if fds:
                     self._pidfd = fds[0]
                     self._finalizer.detach()
                     self._finalizer = weakref.finalize(self, _close_all, self._status, self._pidfd)
-                elif word == "failed":
-                    _, _, self._failure = rest.partition(" ")  # The first word is the error's number.
+                elif kind == "failed":
+                    _error_number, _, self._failure = rest.partition(" ")
+                elif kind == "ended":
+                    self._exit_code = int(rest)
                 else:
                     # If the zygote was killed, the kernel also killed this driver, or the handle kills what still runs.
-                    self._was_cut_off = word != "ended"
-                    self._exit_code = -signal.SIGKILL if self._was_cut_off else int(rest)
+                    self._was_cut_off = True
+                    self._exit_code = -signal.SIGKILL
 
     @property
     def exit_code(self) -> int | None:
@@ -204,8 +220,8 @@ class ForkedProcess(DriverProcess):
     @property
     def has_ended_all(self) -> bool:
         # The kernel reports the end of a namespace's first process after the ends of all others.
-        is_killed = self._has_killed_namespace and self.exit_code == -signal.SIGKILL and not self._was_cut_off
-        return is_killed or super().has_ended_all
+        has_status_of_kill = self.exit_code == -signal.SIGKILL and not self._was_cut_off
+        return (self._has_killed_namespace and has_status_of_kill) or super().has_ended_all
 
     def kill_namespace(self) -> None:
         self._read_status()
