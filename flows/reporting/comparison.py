@@ -22,30 +22,41 @@ KINDS = ("in both", "only in A", "only in B", "failed only in A", "failed only i
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """An execution of one run. `error` is empty if it succeeded, and `numbers` are its numeric fields."""
+    """An execution of one run."""
 
     index: int
     variables: dict[str, Any]
     status: str
-    numbers: dict[str, float]
-    error: str
+    numbers: dict[str, float]  # its numeric fields
+    error: str | None  # None if it succeeded
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """The executions of two runs that have the same variables. One is None if its run has no such execution."""
+    """The executions of two runs, A and B, that have the same variables. One is None if its run has none."""
 
+    variables: dict[str, Any]
     sides: tuple[Side | None, Side | None]
 
-    @property
-    def variables(self) -> dict[str, Any]:
-        """The variables of both executions."""
-        return next(side.variables for side in self.sides if side is not None)
-
     def read_field(self, name: str) -> tuple[float | None, float | None, float | None]:
-        """Return the values of a field in both runs, and the second minus the first. None for what is missing."""
+        """Return the values of a field in both runs, and the second minus the first. A missing value is None."""
         first, second = (None if side is None else side.numbers.get(name) for side in self.sides)
         return first, second, None if first is None or second is None else second - first
+
+    def list_kinds(self) -> list[str]:
+        """Return those of `KINDS` that the pair counts as."""
+        first, second = self.sides
+        if first is None:
+            return ["only in B"]
+        if second is None:
+            return ["only in A"]
+        if "unfinished" in (first.status, second.status):
+            return ["in both", UNFINISHED]
+        if first.error and second.error:
+            return ["in both", "failed in both"]
+        if first.error:
+            return ["in both", "failed only in A"]
+        return ["in both", "failed only in B"] if second.error else ["in both"]
 
     def describe(self) -> str:
         """Return in words which execution failed or is missing."""
@@ -53,9 +64,9 @@ class Pair:
         for name, side in zip("AB", self.sides, strict=True):
             if side is not None and side.error:
                 names.setdefault((side.status, side.error), []).append(name)
-        failures = [f"{status} in {' and '.join(runs)}: {error}" for (status, error), runs in names.items()]
-        missing = [f"only in {'A' if self.sides[1] is None else 'B'}"] if None in self.sides else []
-        return "; ".join([*missing, *failures])
+        parts = [kind for kind in self.list_kinds() if kind.startswith("only")]
+        parts += [f"{status} in {' and '.join(runs)}: {error}" for (status, error), runs in names.items()]
+        return "; ".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,22 +77,9 @@ class Comparison:
     fields: list[str]  # numeric fields; the objective comes first
 
     def count_pairs(self) -> dict[str, int]:
-        """Return how many executions are in both runs or in one, and how many failed in one or in both.
-
-        Executions that did not run to the end in one of the runs are apart.
-        """
-        counts: dict[str, int] = dict.fromkeys(KINDS, 0)
-        for pair in self.pairs:
-            if None in pair.sides:
-                counts[f"only in {'B' if pair.sides[0] is None else 'A'}"] += 1
-                continue
-            counts["in both"] += 1
-            failed = "".join(name for name, side in zip("AB", pair.sides, strict=True) if side and side.error)
-            if any(side is not None and side.status == "unfinished" for side in pair.sides):
-                counts[UNFINISHED] += 1
-            elif failed:
-                counts["failed in both" if failed == "AB" else f"failed only in {failed}"] += 1
-        return counts
+        """Return how many pairs are of each of `KINDS`."""
+        counts = Counter(kind for pair in self.pairs for kind in pair.list_kinds())
+        return {kind: counts[kind] for kind in KINDS}
 
     def describe_field(self, name: str) -> str:
         """Return in a line how a field changed: its means where both runs have it, and the signs of the differences."""
@@ -89,10 +87,12 @@ class Comparison:
         both = [(first, second) for first, second, _ in values if first is not None and second is not None]
         if not both:
             return "in no execution of both runs"
-        first, second = (aggregate_numbers(values, "mean") for values in zip(*both, strict=True))
-        less, more = sum(b < a for a, b in both), sum(b > a for a, b in both)
-        means = f"mean {format_cell(first)} to {format_cell(second)}, difference {format_cell(second - first)}"
-        return f"{means}; of {len(both):,}, {less:,} less in B, {more:,} more"
+        first_mean = aggregate_numbers([first for first, _ in both], "mean")
+        second_mean = aggregate_numbers([second for _, second in both], "mean")
+        means = f"mean {format_cell(first_mean)} to {format_cell(second_mean)}"
+        difference = format_cell(second_mean - first_mean)
+        less, greater = sum(second < first for first, second in both), sum(second > first for first, second in both)
+        return f"{means}, difference {difference}; of {len(both):,}, {less:,} less in B, {greater:,} more"
 
     def list_rows(self) -> list[list[str]]:
         """Return rows of text, the header first, of at most `MAX_ROWS` pairs.
@@ -113,8 +113,9 @@ class Comparison:
         return rows
 
     def _rank(self, pair: Pair) -> tuple[int, float]:
-        failed = [side is None or bool(side.error) for side in pair.sides]
-        if failed[0] != failed[1]:
+        """Return a sort key: first pairs with a result in one run only, then by the first field's difference."""
+        has_result = [side is not None and not side.error for side in pair.sides]
+        if has_result[0] != has_result[1]:
             return 0, 0.0
         difference = pair.read_field(self.fields[0])[2] if self.fields else None
         if difference is None:
@@ -127,13 +128,13 @@ class Comparison:
         for name in self.fields:
             values = pair.read_field(name)
             if any(value is not None for value in values):
-                finite = (value if value is not None and math.isfinite(value) else None for value in values)
+                finite = [value if value is not None and math.isfinite(value) else None for value in values]
                 fields[name] = dict(zip(("a", "b", "difference"), finite, strict=True))
-        first, second = (
-            None if side is None else {"index": side.index, "status": side.status, "error": side.error or None}
-            for side in pair.sides
-        )
-        return {"variables": pair.variables, "a": first, "b": second, "fields": fields}
+        line: dict[str, Any] = {"variables": pair.variables, "a": None, "b": None, "fields": fields}
+        for name, side in zip("ab", pair.sides, strict=True):
+            if side is not None:
+                line[name] = {"index": side.index, "status": side.status, "error": side.error}
+        return line
 
 
 def compare_runs(first: LedgerReader, second: LedgerReader) -> Comparison:
@@ -142,52 +143,59 @@ def compare_runs(first: LedgerReader, second: LedgerReader) -> Comparison:
     Executions with the same variables are joined in their order. If a run has repeats, each group counts once in both
     runs, with the aggregate of its fields.
     """
-    readers = (first, second)
-    specs = [reader.records[-1].report_spec for reader in readers]
-    left_out = REPEAT if any(spec.repeats is not None for spec in specs) else None
-    first_sides, second_sides = (_read_sides(reader, left_out) for reader in readers)
-    keys = dict.fromkeys([*first_sides, *second_sides])
-    pairs = [Pair((first_sides.get(key), second_sides.get(key))) for key in keys]
-    objectives = [item.name for spec in specs for item in spec.objectives]
-    names = dict.fromkeys(name for pair in pairs for side in pair.sides if side is not None for name in side.numbers)
-    return Comparison(pairs, [name for name in dict.fromkeys([*objectives, *names]) if name in names])
+    specs = [reader.records[-1].report_spec for reader in (first, second)]
+    has_repeats = any(spec.repeats is not None for spec in specs)
+    first_sides, second_sides = (_read_sides(reader, has_repeats=has_repeats) for reader in (first, second))
+    pairs = [Pair(side.variables, (side, second_sides.get(key))) for key, side in first_sides.items()]
+    pairs += [Pair(side.variables, (None, side)) for key, side in second_sides.items() if key not in first_sides]
+    submitted: dict[str, None] = {}  # used as an ordered set
+    for side in (*first_sides.values(), *second_sides.values()):
+        submitted |= dict.fromkeys(side.numbers)
+    objectives = [item.name for spec in specs for item in spec.objectives if item.name in submitted]
+    return Comparison(pairs, list(dict.fromkeys([*objectives, *submitted])))
 
 
-def _read_sides(reader: LedgerReader, left_out: str | None) -> dict[tuple[str, int], Side]:
+def _read_sides(reader: LedgerReader, *, has_repeats: bool) -> dict[tuple[str, int], Side]:
     """Return the executions of a run by their variables and the number of earlier ones with the same variables.
 
-    `left_out` is a variable that does not count.
+    With `has_repeats`, one of the runs has repeats, and the variable with the number of the repeat does not count.
     """
     spec = reader.records[-1].report_spec
-    outcomes = group_outcomes(reader.read_outcomes(), spec)
+    sides: list[tuple[str, Side]] = []
+    for outcome in group_outcomes(reader.read_outcomes(), spec):
+        variables = dict(outcome.meta.variables)
+        if has_repeats:
+            variables.pop(REPEAT, None)
+        text = json.dumps(json.loads(json.dumps(variables), parse_float=_parse_float), sort_keys=True)
+        error = describe_error(outcome) if isinstance(outcome, Failure) else None
+        numbers = _list_numbers(outcome, spec)
+        sides.append((text, Side(outcome.meta.index or 0, variables, get_status(outcome), numbers, error)))
     counts = Counter[str]()
-    sides: dict[tuple[str, int], Side] = {}
-    for outcome in outcomes if spec.repeats is None else sorted(outcomes, key=lambda group: group.meta.index or 0):
-        variables = {name: value for name, value in outcome.meta.variables.items() if name != left_out}
-        text = json.dumps(json.loads(json.dumps(variables), parse_float=_read_number), sort_keys=True)
-        error = describe_error(outcome) if isinstance(outcome, Failure) else ""
-        side = Side(outcome.meta.index or 0, variables, get_status(outcome), _list_numbers(outcome, spec), error)
-        sides[text, counts[text]] = side
+    numbered: dict[tuple[str, int], Side] = {}
+    for text, side in sorted(sides, key=lambda item: item[1].index):
+        numbered[text, counts[text]] = side
         counts[text] += 1
-    return sides
+    return numbered
 
 
-def _read_number(text: str) -> float:
+def _parse_float(text: str) -> float:
     """Return a whole float as an integer, so that 1 and 1.0 are the same variable."""
     number = float(text)
     return int(number) if number.is_integer() else number
 
 
 def _list_numbers(outcome: Outcome, spec: ReportSpec) -> dict[str, float]:
-    """Return the numeric fields, but no variables and no statistics of a group. Bools count as 0 and 1."""
+    """Return the numeric fields without repeated variables and statistics of a group. Bools count as 0 and 1."""
     if isinstance(outcome, Failure):
         return {}
     outputs, variables = outcome.outputs, outcome.meta.variables
-    statistics = set[str]() if spec.repeats is None else {f"{name}.{key}" for name in outputs for key in STATISTICS}
+    hidden: set[str] = set()
+    if spec.repeats is not None:
+        hidden = {f"{name}.{key}" for name in outputs for key in STATISTICS}
+    hidden |= {name for name, value in outputs.items() if name in variables and variables[name] == value}
     numbers: dict[str, float] = {}
     for name, value in outputs.items():
         number = read_number(value)
-        is_variable = name in variables and variables[name] == value  # The field only repeats the variable.
-        if number is not None and name not in statistics and not is_variable:
+        if number is not None and name not in hidden:
             numbers[name] = number
     return numbers

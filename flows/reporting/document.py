@@ -6,7 +6,6 @@ image or a table's cell.
 """
 
 import base64
-import binascii
 import json
 import os
 import re
@@ -98,18 +97,21 @@ def escape_markdown(text: str) -> str:
 def make_excerpt(text: str) -> str:
     """Return at most `EXCERPT_LINES` and `EXCERPT_CHARACTERS` of a text, without commands for a terminal."""
     lines = text[: EXCERPT_CHARACTERS + 1].splitlines()
-    clean = "\n".join(escape_text(line, keep="\t") for line in lines[:EXCERPT_LINES])
+    excerpt = "\n".join(escape_text(line, keep="\t") for line in lines[:EXCERPT_LINES])[:EXCERPT_CHARACTERS]
     is_cut = len(text) > EXCERPT_CHARACTERS or len(lines) > EXCERPT_LINES
-    return clean[:EXCERPT_CHARACTERS] + ("\n..." if is_cut else "")
+    return f"{excerpt}\n..." if is_cut else excerpt
 
 
 def _fence(text: str) -> Markup:
+    """Return an excerpt as a block of code, whose fence is longer than any in the excerpt."""
     excerpt = make_excerpt(text)
-    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", excerpt)), default=0))
+    longest = max(map(len, re.findall("`+", excerpt)), default=0)
+    fence = "`" * max(3, longest + 1)
     return Markup(f"{fence}text\n{excerpt}\n{fence}")
 
 
 def _frame(text: str) -> Markup:
+    """Return displayed HTML as the value of a frame's attribute `srcdoc`."""
     return escape(FRAME_HEAD + rebuild_html(text))
 
 
@@ -119,31 +121,31 @@ def _make_data_url(kind: str, data: bytes) -> Markup:
 
 def _choose_form(display: dict[str, Any]) -> tuple[str, str, str]:
     """Return the best form of a display that a page can show: its kind (picture, html or text), data and title."""
+    texts = {name: value for name, value in display.items() if isinstance(value, str)}
     for name in IMAGES:
-        data = display.get(name)
-        if isinstance(data, str):
-            try:
-                decoded = base64.b64decode("".join(data.split()), validate=True)
-            except (binascii.Error, ValueError):
-                continue
-            return "picture", _make_data_url(name, decoded), f"{name}, {len(decoded):,} bytes"
-    for name, kind in ((SVG, "picture"), (HTML, "html")):
-        text = display.get(name)
-        if isinstance(text, str):
-            data = text.encode("utf-8", "replace")
-            return kind, _make_data_url(name, data) if name == SVG else text, f"{name}, {len(data):,} bytes"
-    text = display.get(TEXT)
-    return "text", text if isinstance(text, str) else f"[{', '.join(display)}: this page cannot show it]", ""
+        with suppress(ValueError):  # A damaged image is ignored.
+            if name in texts:
+                image = base64.b64decode("".join(texts[name].split()), validate=True)
+                return "picture", _make_data_url(name, image), f"{name}, {len(image):,} bytes"
+    if SVG in texts:
+        image = texts[SVG].encode("utf-8", "replace")
+        return "picture", _make_data_url(SVG, image), f"{SVG}, {len(image):,} bytes"
+    if HTML in texts:
+        size = len(texts[HTML].encode("utf-8", "replace"))
+        return "html", texts[HTML], f"{HTML}, {size:,} bytes"
+    return "text", texts.get(TEXT, f"[{', '.join(display)}: this page cannot show it]"), ""
 
 
 def _locate_file(folder: str, path: str) -> tuple[str, str, str]:
     """Return a file's name, the address for a link to it, and the address for an image. An address may be empty."""
-    url, name = "", path
+    name, address = path, ""
     if folder and path.startswith(f"{folder}/"):
-        name = path[len(folder) + 1 :]
-        url = f"./{quote(name, errors='replace')}"
+        name = path.removeprefix(f"{folder}/")
+        address = f"./{quote(name, errors='replace')}"
     elif os.path.isabs(path):
-        with suppress(UnicodeError):  # No file has such a name.
-            url = Path(path).as_uri()
+        with suppress(UnicodeError):  # No file has a name that is no Unicode.
+            address = Path(path).as_uri()
     suffix = PurePath(path).suffix.lower()
-    return name, url if suffix in LINKED else "", url if suffix in PICTURES else ""
+    link = address if suffix in LINKED else ""
+    image = address if suffix in PICTURES else ""
+    return name, link, image

@@ -15,7 +15,7 @@ from ...sandbox.errors import ConfigurationError
 from ...sandbox.result import Outcome
 from ...tasks.repeats import REPEAT
 from ..inputs.parquet import import_pyarrow
-from .columns import LIST, VARIABLES, Column, Columns, Tables
+from .columns import LIST, OUTPUTS, VARIABLES, Column, Columns, Tables
 from .ledger_reader import LedgerReader
 
 MAX_COLUMNS = 2000  # variables and fields together: code may make up any number of names
@@ -25,31 +25,35 @@ FORMULA_BEGINNINGS = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20"
 
 
 def write_csv(reader: LedgerReader, path: Path, *, raw: bool = False) -> None:
-    """Write every outcome as CSV with a header: text as it is, all else as JSON. Raises OSError.
+    """Write every outcome as CSV with a header: text as it is, other values as JSON. Raises OSError.
 
     Unless `raw`, the file is for spreadsheets: it begins with a byte order mark, without which Excel misreads UTF-8,
     and text that is like a formula gets an apostrophe in front.
     """
-
-    def format_cell(value: Any) -> str:
-        if value is None:
-            return ""
-        if not isinstance(value, str):
-            return json.dumps(value, ensure_ascii=False)
-        return value if raw or not value.startswith(FORMULA_BEGINNINGS) else f"'{value}"
-
     columns = collect_columns(reader.read_outcomes())
-    with path.open("w", encoding="utf-8" if raw else "utf-8-sig", errors="replace", newline="") as file:
+    encoding = "utf-8" if raw else "utf-8-sig"
+    with path.open("w", encoding=encoding, errors="replace", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow([format_cell(name) for name, _ in columns])
+        writer.writerow([_format_csv(name, raw=raw) for name, _ in columns])
         for outcome in reader.read_outcomes():
-            writer.writerow([format_cell(column.get_value(outcome)) for _, column in columns])
+            writer.writerow([_format_csv(column.get_value(outcome), raw=raw) for _, column in columns])
+
+
+def _format_csv(value: Any, *, raw: bool) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    is_formula = value.startswith(FORMULA_BEGINNINGS)
+    return f"'{value}" if is_formula and not raw else value
 
 
 def write_parquet(reader: LedgerReader, path: Path) -> None:
     """Write every outcome as Parquet: lists of one type as lists, other nested values as JSON.
 
-    Raises OSError, and ConfigurationError if pyarrow is not installed.
+    Raises:
+        ConfigurationError: pyarrow is not installed.
+        OSError: The file cannot be written.
     """
     pyarrow = import_pyarrow("writing Parquet")
     types = {"int": pyarrow.int64(), "float": pyarrow.float64(), "bool": pyarrow.bool_()}
@@ -72,20 +76,25 @@ def write_parquet(reader: LedgerReader, path: Path) -> None:
 
 
 def _convert(value: Any, kind: str) -> Any:
+    """Return a value as pyarrow takes it for a column of this type."""
     if value is None or kind in ("int", "bool"):
         return value
     if kind.startswith(LIST):
         return [_convert(item, kind.removeprefix(LIST)) for item in value]
     if kind == "json":
         return json.dumps(value, ensure_ascii=True)
-    return value.encode("utf-8", "replace").decode("utf-8") if kind == "text" else float(value)
+    if kind == "text":
+        return value.encode("utf-8", "replace").decode("utf-8")  # Parquet takes no half of a surrogate pair.
+    return float(value)
 
 
 def build_data_frame(outcomes: Sequence[Outcome]) -> Any:
     """Return a pandas DataFrame with a row for each outcome, and the columns of an export to CSV.
 
-    The values are not converted. A column of integers with missing values has the dtype Int64. Raises
-    ConfigurationError if pandas is not installed.
+    The values are not converted. A column of integers with missing values has the dtype Int64.
+
+    Raises:
+        ConfigurationError: pandas is not installed.
     """
     try:
         import pandas
@@ -98,8 +107,11 @@ def build_data_frame(outcomes: Sequence[Outcome]) -> Any:
     for name, column in columns:
         values = [column.get_value(outcome) for outcome in outcomes]
         # By default pandas makes floats of integers beside None or a float.
-        is_nested = column.type == "json" or column.type.startswith(LIST)
-        dtype = object if is_nested else "Int64" if column.type == "int" and None in values else None
+        dtype: Any = None
+        if column.type == "json" or column.type.startswith(LIST):
+            dtype = object
+        elif column.type == "int" and None in values:
+            dtype = "Int64"
         series[name] = pandas.Series(values, dtype=dtype)
     return pandas.DataFrame(series)
 
@@ -109,11 +121,13 @@ def collect_columns(outcomes: Iterable[Outcome]) -> list[tuple[str, Column]]:
 
     Raises ConfigurationError if there are more than `MAX_COLUMNS` variables and fields.
     """
-    columns, has_groups = Columns(), False
+    columns = Columns()
+    has_groups = False
     for outcome in outcomes:
-        has_groups = has_groups or outcome.meta.group is not None
+        if outcome.meta.group is not None:
+            has_groups = True
         columns.add_types(outcome)
-        if sum(map(len, columns.types.values())) > MAX_COLUMNS:
+        if len(columns.types[VARIABLES]) + len(columns.types[OUTPUTS]) > MAX_COLUMNS:
             raise ConfigurationError(
                 f"the executions have more than {MAX_COLUMNS:,} variables and fields, too many for a table: use --json"
             )

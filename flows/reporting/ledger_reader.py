@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ...blocks.storage.location import Location, PathOrLocation, list_names
 from ...blocks.storage.location_parsing import is_remote, parse_location
@@ -18,27 +19,36 @@ from ...tasks.repeats import Repeats, locate_execution
 from .summary import RunSummary
 
 
+class _LineSummary(NamedTuple):
+    """What remains in memory of a ledger's line."""
+
+    is_success: bool
+    written_at: float
+    number: int | None
+    position: LinePosition
+
+
 @dataclass(frozen=True, slots=True)
 class LedgerReader:
     """A ledger's runs and outcomes."""
 
     ledger: Ledger
     records: list[RunRecord]  # the latest last; never empty
-    asked_for: str = ""  # the name of the run that the caller named; empty if the caller named a path
+    asked_for: str | None = None  # the name of the run that the caller named; None if the caller named a path
 
     @property
     def note(self) -> str:
-        """A sentence if the caller named an earlier run than the last one, whose results these are; else empty."""
+        """A sentence if the caller named a run whose results a later run has replaced; otherwise empty."""
         name, last = self.asked_for, self.records[-1].name
-        if name in ("", last):
+        if name is None or name == last:
             return ""
         return f"{last} has written to the results of {name} since: these are the results of {last}"
 
     def read_outcomes(self) -> Iterator[Outcome]:
         """Yield the outcome that counts for each execution, in the order of their numbers.
 
-        A success counts before a failure, and then a later outcome before an earlier one. A number may have several
-        keys, if changed code ran on the same ledger: the latest outcome counts. Executions of `run_code` have no
+        Of several outcomes of the same code and variables, the latest success counts, or else the latest failure. If
+        changed code ran on the same ledger, the latest outcome of a number counts. Executions of `run_code` have no
         number. They come last, in order of time, and get the next numbers.
         """
         positions = self._find_positions()
@@ -49,11 +59,11 @@ class LedgerReader:
 
     def find_outcome(self, number: int) -> Outcome:
         """Return the outcome of the execution with this number. Raises ConfigurationError if it is missing."""
-        outcome = next((outcome for outcome in self.read_outcomes() if outcome.meta.index == number), None)
-        if outcome is None:
-            path = self.ledger.path
-            raise ConfigurationError(f"{path} has no outcome of execution {number}: rlm-batch report {path} lists them")
-        return outcome
+        for outcome in self.read_outcomes():
+            if outcome.meta.index == number:
+                return outcome
+        path = self.ledger.path
+        raise ConfigurationError(f"{path} has no outcome of execution {number}: rlm-batch report {path} lists them")
 
     @property
     def _repeats(self) -> Repeats | None:
@@ -62,31 +72,40 @@ class LedgerReader:
 
     def _find_number(self, line: LedgerLine) -> int | None:
         """Return the execution's number in the last run. An earlier run may have had fewer repeats, or none."""
-        number, repeats = line.data.get("index"), self._repeats
+        number, group = line.data.get("index"), line.data["meta"].get("group")
+        repeats = self._repeats
         if number is None or repeats is None:
-            return line.data["meta"].get("group", number)
-        group, repeat = line.data["meta"].get("group"), line.data["meta"].get("repeat", 0)
-        if group is None:
-            return number * repeats.count if number < repeats.groups else repeats.total
-        return group * repeats.count + repeat
+            return number if group is None else group
+        if group is not None:
+            return group * repeats.count + line.data["meta"].get("repeat", 0)
+        # A run without repeats wrote the line. A number beyond its groups belongs to a reduction of chunks.
+        return number * repeats.count if number < repeats.groups else repeats.total
 
     def _is_in_run(self, line: LedgerLine) -> bool:
         """Return whether the last run has the line's group and repeat. An earlier run may have had more of them."""
-        repeats, meta = self._repeats, line.data["meta"]
-        if repeats is None:
-            return meta.get("repeat", 0) == 0
-        return meta.get("group", 0) < repeats.groups and meta.get("repeat", 0) < repeats.count
+        group, repeat = line.data["meta"].get("group", 0), line.data["meta"].get("repeat", 0)
+        if self._repeats is None:
+            return repeat == 0
+        return group < self._repeats.groups and repeat < self._repeats.count
 
     def _find_positions(self) -> dict[int, LinePosition]:
-        by_key: dict[str, tuple[bool, float, int | None, LinePosition]] = {}
-        for line in filter(self._is_in_run, self.ledger.read_lines()):
-            candidate = (line.is_success, line.written_at, self._find_number(line), line.position)
-            if line.key not in by_key or candidate[:2] >= by_key[line.key][:2]:
-                by_key[line.key] = candidate
-        by_time = sorted(by_key.values(), key=lambda candidate: candidate[1])
-        positions = {number: position for _, _, number, position in by_time if number is not None}
-        unnumbered = [position for _, _, number, position in by_time if number is None]
-        return positions | dict(enumerate(unnumbered, max(positions, default=-1) + 1))
+        """Return the line that counts for each execution, by its number."""
+        by_key: dict[str, _LineSummary] = {}
+        for line in self.ledger.read_lines():
+            if self._is_in_run(line):
+                summary = _LineSummary(line.is_success, line.written_at, self._find_number(line), line.position)
+                earlier = by_key.get(line.key)
+                if earlier is None or summary[:2] >= earlier[:2]:
+                    by_key[line.key] = summary
+        positions: dict[int, LinePosition] = {}
+        unnumbered: list[LinePosition] = []
+        for summary in sorted(by_key.values(), key=lambda summary: summary.written_at):
+            if summary.number is None:
+                unnumbered.append(summary.position)
+            else:
+                positions[summary.number] = summary.position
+        first = max(positions, default=-1) + 1
+        return positions | dict(enumerate(unnumbered, first))
 
     def summarize(self) -> RunSummary:
         """Return the summary of the outcomes."""
@@ -123,11 +142,12 @@ def find_last_run() -> RunRecord:
     return known.records[0]
 
 
-def _find_ledger(run: str) -> tuple[PathOrLocation, str]:
+def _find_ledger(run: str) -> tuple[PathOrLocation, str | None]:
     """Return a ledger, and the name of its run if `run` is not a path."""
     path = parse_location(run)
-    if isinstance(path, Location) or is_remote(run) or (run.strip() and path.is_dir()):
-        return path, ""
+    is_folder = not isinstance(path, Location) and run.strip() and path.is_dir()
+    if isinstance(path, Location) or is_remote(run) or is_folder:
+        return path, None
     record = read_known_runs(get_results_root()).find(run)
     is_path = os.sep in run or run == Path(record.results_path).name
-    return parse_location(record.results_path), "" if is_path else record.name
+    return parse_location(record.results_path), None if is_path else record.name
