@@ -1,7 +1,6 @@
 """The task `run_code`: one execution in a sandbox, for a user's own flows."""
 
 import asyncio
-import random
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -30,9 +29,8 @@ from ..tasks.execution import Execution, assign_keys
 from ..tasks.ledger.ledger import Ledger
 from ..tasks.ledger.result_index import get_results_root
 from ..tasks.ledger.run_record import RunRecord, list_run_records
-from ..tasks.retry import DELAY_COUNT, JITTER_FACTOR, RetryPolicy, get_requested_wait
 from ..tasks.task_log import LineBudget, OutputLog
-from ..tasks.task_runs import build_tags
+from ..tasks.task_runs import DELAY_COUNT, JITTER_FACTOR, build_tags, should_retry, wait_as_requested
 from .engine.lane import Lane, ProviderUnusable
 from .engine.run import Run, make_run
 from .inputs.conversion import check_code
@@ -51,15 +49,16 @@ async def _should_retry(own_task: Task[..., Any], run: TaskRun, state: State[Any
     """Return whether an error is retried: by its type, and the call's parameters."""
     context = TaskRunContext.get()
     parameters = {} if context is None else context.parameters
-    policy = RetryPolicy(
-        own_task.retries or 0,
-        parameters.get("retry_code_errors", False),
-        parameters.get("idempotent", False),
-    )
     error = await state.result(raise_on_failure=False)  # type: ignore[misc]
-    if not policy.should_retry(error, run.run_count):
+    if not should_retry(
+        error,
+        run.run_count,
+        own_task.retries or 0,
+        retry_code_errors=parameters.get("retry_code_errors", False),
+        idempotent=parameters.get("idempotent", False),
+    ):
         return False
-    await asyncio.sleep(get_requested_wait(error) * random.uniform(1.0, 1.1))  # The jitter spreads retries.
+    await wait_as_requested(error)
     return True
 
 

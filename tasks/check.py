@@ -37,7 +37,7 @@ from ..sandbox.wire.strict_json import NotJsonError
 from .execution import Execution
 
 # The variables that a check gets besides those of the execution.
-SUBMITTED, STDOUT, ERROR, SECONDS, FOLDER = NAMES = ("submitted", "stdout", "error", "seconds", "folder")
+NAMES = ("submitted", "stdout", "error", "seconds", "folder")
 FOLDER_NAME = "execution-files"  # the folder of the copies, below the check's working folder
 ARCHIVE_NAME = "execution-files.zip"
 MAX_FILES = 1_000  # files of one execution that its check gets
@@ -65,63 +65,65 @@ class Check:
     @property
     def needs_files(self) -> bool:
         """True if the code may read the execution's files, which it finds by the variable `folder`."""
-        return FOLDER in self.code
+        return "folder" in self.code
 
-    def build_execution(self, execution: Execution, ended: Outcome) -> Execution:
-        """Return the execution of the check of an execution that has ended as `ended`.
+    def build_execution(self, execution: Execution, judged: Outcome) -> Execution:
+        """Return the execution that runs the check of an execution with the outcome `judged`.
 
         Raises:
             SubmitError: The code has submitted what no variable can hold.
         """
-        submitted = ended.outputs if isinstance(ended, Result) else {}
+        is_success = isinstance(judged, Result)
         variables = {name: value for name, value in execution.variables.items() if name not in NAMES}
+        variables |= {"seconds": judged.meta.seconds, "folder": FOLDER_NAME}
         encoded = {name: value for name, value in execution.encoded_variables.items() if name not in NAMES}
-        error = None if isinstance(ended, Result) else _clean(ended.error.text)
         try:
-            encoded |= {
-                SUBMITTED: encode_variable(submitted),
-                STDOUT: encode_variable(_clean(ended.meta.stdout)),
-                ERROR: encode_variable(error),
-            }
+            encoded["submitted"] = encode_variable(judged.outputs if is_success else {})
+            encoded["stdout"] = encode_variable(_replace_surrogates(judged.meta.stdout))
+            encoded["error"] = encode_variable(None if is_success else _replace_surrogates(judged.error.text))
         except (NotJsonError, ValueError, RecursionError) as problem:
             raise SubmitError(f"no variable can hold what the code submitted: {problem}") from None
-        variables |= {SECONDS: ended.meta.seconds, FOLDER: FOLDER_NAME}
-        # An empty archive removes the files of the execution that was judged before in the same sandbox.
-        archive = execution.archive or (build_archive(Path(), ())[0] if self.needs_files else b"")
+        archive = execution.archive
+        if self.needs_files and not archive:
+            # An empty archive removes the files of the execution that was judged before in the same sandbox.
+            archive, _ = build_archive(Path(), ())
         return Execution(execution.index, self.code, variables, execution.key, encoded, archive=archive)
 
 
 def is_judged(error: RlmBatchError) -> bool:
-    """Return whether a check judges an execution that failed with this error. Its code was sent to a sandbox then."""
-    is_of_code = error.is_failure_of_code or isinstance(error, OutcomeUnknown)
-    return is_of_code and error.meta is not None and bool(error.meta.sandbox_id)
+    """Return whether a check judges an execution that failed with this error: only if its code reached a sandbox."""
+    may_be_of_code = error.is_failure_of_code or isinstance(error, OutcomeUnknown)
+    has_reached_sandbox = error.meta is not None and error.meta.sandbox_id != ""
+    return may_be_of_code and has_reached_sandbox
 
 
 def build_archive(folder: Path, paths: Iterable[str]) -> tuple[bytes, list[str]]:
-    """Return a ZIP archive of files below a folder of the host, and a sentence for each file that has no room in it."""
-    left, problems, buffer = MAX_BYTES, list[str](), io.BytesIO()
+    """Return a ZIP archive of files below a folder of the host, and a sentence for each file beyond its limits."""
+    remaining_bytes = MAX_BYTES
+    problems: list[str] = []
+    buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-        for number, path in enumerate(paths):
-            size = Path(path).stat().st_size
-            name = path[len(str(folder)) + 1 :]
-            if number >= MAX_FILES or size > left:
+        for number, path in enumerate(map(Path, paths)):
+            name = str(path.relative_to(folder))
+            size = path.stat().st_size
+            if number >= MAX_FILES or size > remaining_bytes:
                 problems.append(
                     f"{name} was not copied for the check: it gets {MAX_FILES:,} files of {MAX_BYTES:,} bytes"
                 )
                 continue
-            left -= size
-            # A fixed date, because ZIP cannot hold all dates of files.
-            archive.writestr(zipfile.ZipInfo(name), Path(path).read_bytes(), zipfile.ZIP_DEFLATED)
+            remaining_bytes -= size
+            # `ZipInfo` has a fixed date, because ZIP cannot hold all dates of files.
+            archive.writestr(zipfile.ZipInfo(name), path.read_bytes(), zipfile.ZIP_DEFLATED)
     return buffer.getvalue(), problems
 
 
-def build_judged_result(execution: Execution, ended: Outcome, check: Result) -> Result:
+def build_judged_result(execution: Execution, judged: Outcome, check: Result) -> Result:
     """Return the result of a judged execution: the check's fields, and the execution's own fields in `meta.judged`.
 
     Raises:
         CheckError: The check has submitted nothing.
     """
-    meta = build_judged_meta(execution, ended, check.meta)
+    meta = _build_judged_meta(execution, judged, check.meta)
     if not check.outputs:
         error = CheckError("the check ended without fields: it must call SUBMIT with fields, as in SUBMIT(passed=True)")
         error.meta = meta
@@ -129,44 +131,46 @@ def build_judged_result(execution: Execution, ended: Outcome, check: Result) -> 
     return Result(check.outputs, replace(meta, submitted=True))
 
 
-def build_judged_meta(execution: Execution, ended: Outcome, check: Meta | None) -> Meta:
-    """Return the meta of an execution with what its check has judged. `check` is the check's own meta, if any."""
+def _build_judged_meta(execution: Execution, judged: Outcome, check: Meta | None) -> Meta:
+    """Return the meta of a judged execution. `check` is the meta of its check, if the check ran."""
     check = check or Meta()
-    judged: dict[str, Any] = {
-        "outputs": ended.outputs if isinstance(ended, Result) else {},
-        "submitted": ended.meta.submitted,
-        "error": None if isinstance(ended, Result) else ended.error.text,
+    is_success = isinstance(judged, Result)
+    facts: dict[str, Any] = {
+        "outputs": judged.outputs if is_success else {},
+        "submitted": judged.meta.submitted,
+        "error": None if is_success else judged.error.text,
         "check_seconds": check.seconds,
         "check_stdout": check.stdout,
         "check_stderr": check.stderr,
     }
     if execution.archive_problems:
-        judged["missing_files"] = execution.archive_problems
-    return replace(ended.meta, attempt=execution.attempt, earlier_errors=execution.earlier_errors, judged=judged)
+        facts["missing_files"] = execution.archive_problems
+    return replace(judged.meta, attempt=execution.attempt, earlier_errors=execution.earlier_errors, judged=facts)
 
 
-def explain(error: RlmBatchError, execution: Execution, ended: Outcome) -> RlmBatchError:
+def explain(error: RlmBatchError, execution: Execution, judged: Outcome) -> RlmBatchError:
     """Return the error of an execution whose check failed with `error`. Errors of the sandbox keep their type."""
-    meta = build_judged_meta(execution, ended, error.meta)
     explained = error
     if error.is_failure_of_code or isinstance(error, ConfigurationError):
+        text = f"the check failed: {error.text}"
+        if error.text.startswith("the code "):
+            text = error.text.replace("the code", "the check", 1)
         attributes = {name: getattr(error, name) for name in CheckError.details if hasattr(error, name)}
-        text = error.text  # The errors of code begin with "the code".
-        is_named = text.startswith("the code ")
-        explained = CheckError(f"the check {text[9:]}" if is_named else f"the check failed: {text}", **attributes)
-    elif isinstance(error, OutcomeUnknown):  # A check changes nothing that outlives its sandbox.
+        explained = CheckError(text, **attributes)
+    elif isinstance(error, OutcomeUnknown):
+        # Nothing is unknown here, because a check changes nothing that outlives its sandbox.
         explained = SandboxLost(f"the sandbox of the check ended before the check: {error.text}")
-    explained.meta = meta
+    explained.meta = _build_judged_meta(execution, judged, error.meta)
     return explained
 
 
 def explain_last(error: RlmBatchError) -> CheckError:
-    """Return the error of an execution whose check could not run, and is not tried again."""
+    """Return the error of an execution whose check failed with `error` and is not tried again."""
     if isinstance(error, CheckError):
         return error
-    last = CheckError(f"the check did not run: {type(error).__name__}: {error.text}")
-    last.meta = error.meta
-    return last
+    check_error = CheckError(f"the check did not run: {type(error).__name__}: {error.text}")
+    check_error.meta = error.meta
+    return check_error
 
 
 def check_names(names: Iterable[str]) -> None:
@@ -178,6 +182,6 @@ def check_names(names: Iterable[str]) -> None:
             )
 
 
-def _clean(text: str) -> str:
-    """Replace lone surrogates, which no variable can hold."""
+def _replace_surrogates(text: str) -> str:
+    """Return the text without lone surrogates, which no variable can hold."""
     return text.encode("utf-8", "replace").decode("utf-8")

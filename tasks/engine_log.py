@@ -27,7 +27,7 @@ def shorten_engine_log(run_id: str) -> None:
 
 
 def _shorten_flow_line(record: logging.LogRecord) -> bool:
-    """Make an error one line without a traceback, and return False for a line that repeats another."""
+    """Make an error one line without a traceback. Return False for a line that repeats another, which is not logged."""
     if record.module != "flow_engine" or getattr(record, "flow_run_id", None) not in _own_runs:
         return True
     error = _find_own_error(record)
@@ -36,26 +36,30 @@ def _shorten_flow_line(record: logging.LogRecord) -> bool:
         record.msg, record.args = "%s: %s", (type(error).__name__, error)
         return True
     message = str(record.msg)
-    return not (message.startswith("Finished in state ") or _tells_of_cancellation(message))
+    repeats_another_line = message.startswith("Finished in state ") or _is_about_cancellation(message)
+    return not repeats_another_line
 
 
 def _is_wanted_task_line(record: logging.LogRecord) -> bool:
     """Return False for Prefect's lines on the start and the end of our task runs, and for tracebacks of our errors.
 
-    The state of a task run says how it ended. Its lines would double the cost. The flow run's log has a line for each
-    failure, up to a limit, and one line for a cancelled run. Of `run_code`, Prefect's line on the state stays.
+    These lines would double the cost of a task run, and its state says how it ended. The flow run's log has a line for
+    each failure, up to a limit, and one line for a cancelled run. For `run_code`, Prefect's line on the state stays.
     """
     if record.module != "task_engine":
         return True
+    has_own_error = _find_own_error(record) is not None
     if getattr(record, "task_run_id", None) in _own_runs:
-        return _find_own_error(record) is None
+        return not has_own_error
     name = getattr(record, "task_name", None)
     if name not in TASK_NAMES or getattr(record, "flow_run_id", None) not in _own_runs:
         return True
     message = str(record.msg)
-    if record.levelno <= logging.INFO or _tells_of_cancellation(message) or message.startswith(CANCELLED_STATE):
+    if record.levelno <= logging.INFO or _is_about_cancellation(message) or message.startswith(CANCELLED_STATE):
         return False
-    return name != EXECUTE_TASK_NAME or not (message.startswith(FAILED_STATE) or _find_own_error(record) is not None)
+    if name == QUERY_TASK_NAME:
+        return True
+    return not has_own_error and not message.startswith(FAILED_STATE)
 
 
 def _find_own_error(record: logging.LogRecord) -> RlmBatchError | None:
@@ -63,6 +67,6 @@ def _find_own_error(record: logging.LogRecord) -> RlmBatchError | None:
     return error if isinstance(error, RlmBatchError) else None
 
 
-def _tells_of_cancellation(message: str) -> bool:
-    """Return whether the message is Prefect's line on a run that crashed because its caller was cancelled."""
+def _is_about_cancellation(message: str) -> bool:
+    """Return whether a line says that a run crashed because its caller was cancelled."""
     return "Execution was cancelled by the runtime environment" in message

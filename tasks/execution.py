@@ -41,21 +41,21 @@ class Execution:
     code: str
     variables: dict[str, Any]
     key: str
-    # not in the ledger
+    # The ledger has none of the following fields.
     encoded_variables: dict[str, EncodedVariable] = field(default_factory=dict[str, EncodedVariable])
-    errors: list[RlmBatchError] = field(default_factory=list[RlmBatchError])  # The errors of failed attempts.
+    errors: list[RlmBatchError] = field(default_factory=list[RlmBatchError])  # the errors of failed attempts
     pruning: Pruning | None = None  # None if the execution is never pruned
-    is_done: bool = False
+    is_done: bool = False  # True once an outcome is recorded
     is_checked: bool = True  # False if the flow run's check does not judge this execution
-    ended: Outcome | None = None  # The outcome of an execution that waits for its check.
-    archive: bytes = b""  # The files for the check, as ZIP.
-    archive_problems: tuple[str, ...] = ()  # A sentence for each file that the archive lacks.
-    place: Place = NO_PLACE  # its group and repeat, if each input runs several times
-    summarize_queries: Callable[[], QuerySummary] = QuerySummary  # Returns the queries of the last attempt so far.
-    get_usage: Callable[[], Usage] = Usage  # Returns the usage of the last attempt so far.
-    recorded_usage: Usage = field(default_factory=Usage)  # the usage in the ledger's last line of it
-    inputs_failure: str = ""  # the reason if its kept sandbox has no files with its variables
-    failed_at: float = 0.0  # the time of an earlier run's failure that is not an interruption
+    ended: Outcome | None = None  # the outcome of an execution that waits for its check
+    archive: bytes = b""  # the files for the check, as ZIP
+    archive_problems: tuple[str, ...] = ()  # a sentence for each file that the archive lacks
+    place: Place = NO_PLACE  # the group and the repeat, if each input runs several times
+    summarize_queries: Callable[[], QuerySummary] = QuerySummary  # returns the queries of the last attempt so far
+    get_usage: Callable[[], Usage] = Usage  # returns the usage of the last attempt so far
+    recorded_usage: Usage = field(default_factory=Usage)  # the last usage that was written to the ledger
+    inputs_failure: str = ""  # the reason if the kept sandbox lacks the files with the variables
+    failed_at: float = 0.0  # the time of an earlier run's failure, unless that was an interruption
 
     @property
     def attempt(self) -> int:
@@ -64,17 +64,17 @@ class Execution:
 
     @property
     def replay_key(self) -> str:
-        """The text that is equal for attempts that continue each other, with the answers that were paid for.
+        """The key of the model's answers that an attempt finds again.
 
-        An attempt continues one that was interrupted. After a failure for which its answers are the reason, it starts
-        afresh.
+        An attempt after an interruption has the key of the interrupted attempt, and gets the answers that were paid
+        for. An attempt after a failure that the answers caused has a new key.
         """
         fresh_starts = sum(not is_interruption(error, error.meta) for error in self.errors)
         return f"{self.key} {self.failed_at} {fresh_starts}"
 
     @property
     def seed_numbers(self) -> int | tuple[int, ...]:
-        """The numbers from which the execution's seed is derived. They stay if the run is resumed with more repeats."""
+        """The numbers from which the execution's seed is derived. Resuming with more repeats does not change them."""
         return number_seed(self.index, self.place)
 
     @property
@@ -83,7 +83,7 @@ class Execution:
         return tuple(f"{type(error).__name__}: {error.summary}" for error in self.errors)
 
     def complete_meta(self, meta: Meta) -> Meta:
-        """Return the meta of an attempt with what only the flow run knows: number, place and earlier attempts."""
+        """Return the meta of an attempt with the fields that only the flow run knows."""
         return replace(
             meta,
             index=self.index,
@@ -98,9 +98,13 @@ def is_interruption(error: RlmBatchError, meta: Meta | None) -> bool:
     """Return whether an execution failed for a reason other than its model's answers: a limit, or a lost connection."""
     if not isinstance(error, CodeError) or error.type in ("BudgetExceeded", "DeadlineExceeded"):
         return True
-    root = meta.queries.tree[0] if meta is not None and meta.queries.tree else {}
-    turns: list[dict[str, Any]] = root.get("trajectory", [])
-    return error.type == "QueryError" and not (turns and turns[-1].get("failed"))
+    if error.type != "QueryError":
+        return False
+    turns: list[dict[str, Any]] = []
+    if meta is not None and meta.queries.tree:
+        turns = meta.queries.tree[0].get("trajectory", [])
+    has_failed_turn = bool(turns) and turns[-1].get("failed")
+    return not has_failed_turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +118,9 @@ class Upload:
     digest: str = ""  # SHA-256, in hexadecimal digits
 
     def read(self) -> bytes:
-        """Return the file's content. Raises ConfigurationError if it has another digest, or cannot be read any more."""
+        """Return the file's content. Raises ConfigurationError if it has changed, or cannot be read any more."""
         try:
-            with open_source(self.file) as fd, open(fd, "rb", closefd=False) as stream:
+            with open_source(self.file) as descriptor, open(descriptor, "rb", closefd=False) as stream:
                 data = stream.read()
         except OSError as error:
             raise ConfigurationError(
@@ -138,28 +142,33 @@ def with_index(outcome: OutcomeT, index: int, place: Place = NO_PLACE) -> Outcom
 
 
 def number_seed(index: int, place: Place) -> int | tuple[int, ...]:
-    """Return the numbers from which an execution's seed is derived: its group's, and the repeat's after the first."""
+    """Return the numbers from which an execution's seed is derived.
+
+    The first repeat has the seed of a run without repeats.
+    """
     if place.group is None or place.repeat is None:
         return index
-    return (place.group, place.repeat) if place.repeat else place.group
+    return place.group if place.repeat == 0 else (place.group, place.repeat)
 
 
 def build_pruned_result(meta: Meta, objective: str, fields: dict[str, Any] | None = None) -> Result:
     """Return a pruned trial's result: the last reported value as the objective, and the submitted fields."""
-    _, value = max(meta.reports)
+    _last_step, value = max(meta.reports)
     return Result({objective: value, **(fields or {})}, replace(meta, pruned=True))
 
 
 def execution_to_json(execution: Execution) -> dict[str, Any]:
     """Return an execution as JSON values for a shard's file, without its index and its code."""
     variables, nonfinite = replace_nonfinite(execution.variables)
+    encoded: dict[str, str] = {}
+    for name, value in execution.encoded_variables.items():
+        encoded[name] = value.json.decode("utf-8")
+        nonfinite |= value.build_pointers(name)
     work: dict[str, Any] = {"key": execution.key, "variables": variables}
     if execution.place != NO_PLACE:
         work["place"] = execution.place
-    if execution.encoded_variables:
-        work["encoded"] = {name: value.json.decode("utf-8") for name, value in execution.encoded_variables.items()}
-    for name, value in execution.encoded_variables.items():
-        nonfinite |= value.build_pointers(name)
+    if encoded:
+        work["encoded"] = encoded
     if nonfinite:
         work["nonfinite"] = nonfinite
     if not execution.is_checked:
@@ -171,13 +180,21 @@ def execution_from_json(index: int, code: str, work: dict[str, Any]) -> Executio
     """Return the execution from the JSON values of `execution_to_json`."""
     encoded = {name: EncodedVariable(text.encode("utf-8")) for name, text in work.get("encoded", {}).items()}
     for pointer, number in work.get("nonfinite", {}).items():
+        # A pointer is "/NAME", or "/NAME/..." for a number within the variable's value.
         name, slash, rest = pointer[1:].partition("/")
         if name in encoded:
             encoded[name].nonfinite[slash + rest] = number
         else:
             restore_numbers(work["variables"], {pointer: number})
-    place, is_checked = Place(*work.get("place", ())), work.get("is_checked", True)
-    return Execution(index, code, work["variables"], work["key"], encoded, is_checked=is_checked, place=place)
+    return Execution(
+        index,
+        code,
+        work["variables"],
+        work["key"],
+        encoded,
+        is_checked=work.get("is_checked", True),
+        place=Place(*work.get("place", ())),
+    )
 
 
 def assign_keys(
@@ -201,38 +218,36 @@ def assign_keys(
         digests: The digest of each execution's file, by the variable `path`, if executions have files.
     """
     counts: Counter[bytes] = Counter()
-
-    def count_in_memory(digest: bytes) -> int:
-        counts[digest] += 1
-        return counts[digest]
-
-    count = count_occurrence or count_in_memory
     last_digest, occurrence = b"", 0
     for index, (code, variables) in enumerate(items):
         place = locate_execution(repeats, index)
-        about = add_index(fingerprint, number_seed(index, place))
+        settings = add_index(fingerprint, number_seed(index, place))
         if digests is not None:
-            about = {**about, "file": digests[variables["path"]]}
-        digest = _digest(code, variables, about)
+            settings = {**settings, "file": digests[variables["path"]]}
+        digest = _digest(code, variables, settings)
         suffix = b""
         if place.repeat and digest == last_digest:
-            # Equal inputs keep their keys if the run is resumed with more repeats.
+            # A later repeat is no further occurrence, so equal inputs keep their keys if the run is resumed with more
+            # repeats.
             suffix = place.repeat.to_bytes(8, "big")
+        elif count_occurrence is not None:
+            last_digest, occurrence = digest, count_occurrence(digest)
         else:
-            last_digest, occurrence = digest, count(digest)
+            counts[digest] += 1
+            last_digest, occurrence = digest, counts[digest]
         key = hashlib.sha256(digest + occurrence.to_bytes(8, "big") + suffix).hexdigest()
         yield Execution(index, code, variables, key, place=place)
 
 
-def add_index(fingerprint: dict[str, Any], index: int | tuple[int, ...]) -> dict[str, Any]:
-    """Return the fingerprint of the execution whose seed is derived from that number or those numbers."""
-    return {**fingerprint, "index": index} if "prepare_seed" in fingerprint else fingerprint
+def add_index(fingerprint: dict[str, Any], seed_numbers: int | tuple[int, ...]) -> dict[str, Any]:
+    """Return the fingerprint of one execution. With a seed, it contains the numbers of the execution's seed."""
+    return {**fingerprint, "index": seed_numbers} if "prepare_seed" in fingerprint else fingerprint
 
 
 def compute_key(
     code: str, variables: dict[str, Any], encoded_variables: dict[str, EncodedVariable], fingerprint: dict[str, Any]
 ) -> str:
-    """Return the key of an execution, if its flow run has no identical executions."""
+    """Return the key of an execution in a flow run without identical executions."""
     hashes = {name: value.compute_digest() for name, value in encoded_variables.items()}
     return _digest(code, variables, {**fingerprint, "encoded": hashes}).hex()
 

@@ -27,18 +27,24 @@ def name_tools(tools: Mapping[str, Any]) -> dict[str, str]:
 
     Raises ConfigurationError for a name that code cannot call, and for a value that is neither a path nor a function.
     """
-    named: dict[str, str] = {}
+    tools_as_json: dict[str, str] = {}
     for name, tool in tools.items():
-        if not name.isidentifier() or keyword.iskeyword(name) or name in PROVIDED_NAMES:
+        is_identifier = name.isidentifier() and not keyword.iskeyword(name)
+        if not is_identifier or name in PROVIDED_NAMES:
             raise ConfigurationError(f"the tool {name!r} has a name that code cannot use, or has already: rename it")
-        named[name] = name_function(f"the tool {name!r}", tool)
-    return named
+        tools_as_json[name] = name_function(f"the tool {name!r}", tool)
+    return tools_as_json
 
 
 def name_function(role: str, function: Any) -> str:
-    """Return a function as JSON: an import path unchanged, or a name in this process.
+    """Return a function as JSON: an import path unchanged, or a name in this process for a function.
 
-    Raises ConfigurationError, which calls the function by its `role`, for a value that is neither.
+    Args:
+        role: The words for the function in an error, such as "the tool 'search'".
+        function: The function, its import path, or a name that this function has returned before.
+
+    Raises:
+        ConfigurationError: The value is none of these.
     """
     if callable(function):
         qualname = getattr(function, "__qualname__", type(function).__qualname__)
@@ -53,23 +59,27 @@ def name_function(role: str, function: Any) -> str:
 
 
 def load_tools(tools: Mapping[str, str]) -> dict[str, Tool]:
-    """Return the functions, each with a time limit for a call. Raises ConfigurationError."""
-    return {
-        name: _limit_seconds(name, load_function(f"the tool {name!r}", path))
-        for name, path in name_tools(tools).items()
-    }
+    """Return the functions, each with a time limit for a call. Raises ConfigurationError if one cannot be imported."""
+    functions: dict[str, Tool] = {}
+    for name, path in name_tools(tools).items():
+        functions[name] = _limit_seconds(name, load_function(f"the tool {name!r}", path))
+    return functions
 
 
 def load_function(role: str, path: str) -> Tool:
-    """Return the function that `name_function` named. Raises ConfigurationError, which calls it by its `role`."""
-    if path.startswith("<"):
+    """Return the function for a path or a name that `name_function` returned.
+
+    Raises ConfigurationError, with the words of `role` for the function, if it cannot be imported.
+    """
+    is_of_this_process = path.startswith("<")
+    if is_of_this_process:
         return _functions[path]
     check_tool(path)
-    module, _, attribute = path.partition(":")
+    module_name, _, attribute_path = path.partition(":")
     try:
-        tool: Any = importlib.import_module(module)
-        for part in attribute.split("."):
-            tool = getattr(tool, part)
+        tool: Any = importlib.import_module(module_name)
+        for attribute in attribute_path.split("."):
+            tool = getattr(tool, attribute)
     except (ImportError, AttributeError) as error:
         remedy = "; add its directory to PYTHONPATH" if isinstance(error, ModuleNotFoundError) else ""
         raise ConfigurationError(f"{role}, {path}, cannot be imported on this host: {error}{remedy}") from None
@@ -79,7 +89,7 @@ def load_function(role: str, path: str) -> Tool:
 
 
 def _limit_seconds(name: str, tool: Tool) -> Tool:
-    """Return the tool with a time limit for calls. After the limit, a call in a thread continues, but is ignored."""
+    """Return the tool with a time limit for calls. A call in a thread continues after the limit, but is ignored."""
 
     @functools.wraps(tool)  # A recursive model reads the signature and the docstring.
     async def call(*args: Any, **kwargs: Any) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 from ..sandbox.wire.nonfinite import restore_numbers
 from .execution import Execution
 
-# sandboxes of a flow run, and of each shard, because each one counts against the account's limit and costs money
+# Numbers of kept sandboxes. Each one counts against the account's limit and costs money.
 MAX_KEPT, MAX_KEPT_OF_SHARD = 3, 1
 INPUTS_FOLDER = ".rlm-batch"  # a folder in the sandbox's working directory
 INPUTS = """# Defines the variables of the execution. Start it with python3 -i.
@@ -18,18 +18,14 @@ with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "inputs.json"
 
 
 def build_input_files(execution: Execution) -> dict[str, bytes]:
-    """Return files with an execution's code and variables, by their paths in the sandbox.
-
-    `json.load` reads NaN and infinities as `json.dumps` writes them.
-    """
+    """Return files with an execution's code and variables, by their paths in the sandbox."""
     variables: dict[str, Any] = dict(execution.variables)
     for name, encoded in execution.encoded_variables.items():
-        value = {name: json.loads(encoded.json)}
-        restore_numbers(value, encoded.build_pointers(name))
-        variables.update(value)
-    files = {
-        "code.py": execution.code.encode("utf-8", "replace"),
-        "inputs.json": json.dumps(variables).encode(),
-        "inputs.py": INPUTS.encode(),
+        variables[name] = json.loads(encoded.json)
+        restore_numbers(variables, encoded.build_pointers(name))
+    return {
+        f"{INPUTS_FOLDER}/code.py": execution.code.encode("utf-8", "replace"),
+        # `json.dumps` writes NaN and infinities as `json.load` reads them.
+        f"{INPUTS_FOLDER}/inputs.json": json.dumps(variables).encode(),
+        f"{INPUTS_FOLDER}/inputs.py": INPUTS.encode(),
     }
-    return {f"{INPUTS_FOLDER}/{name}": data for name, data in files.items()}

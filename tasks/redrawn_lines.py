@@ -13,20 +13,25 @@ class RedrawnLines:
     def feed(self, text: str) -> list[str]:
         """Return the lines that are complete now."""
         *complete, unfinished = (self._unfinished + text).split("\n")
-        # The next piece may begin with a line feed, so a carriage return at the end has overwritten nothing yet.
-        self._unfinished = self._get_last_state(unfinished) + ("\r" if unfinished.endswith("\r") else "")
+        self._unfinished = self._get_last_state(unfinished)
+        if unfinished.endswith("\r"):
+            self._unfinished += "\r"  # It overwrites nothing if the next piece begins with a line feed.
         return [self._get_last_state(line) for line in complete]
 
     def finish(self) -> list[str]:
         """Return the unfinished line, if there is one, and clear it."""
-        line, self._unfinished = self._get_last_state(self._unfinished), ""
+        line = self._get_last_state(self._unfinished)
+        self._unfinished = ""
         return [line] if line else []
 
     def _get_last_state(self, line: str) -> str:
-        return line.rstrip("\r").rpartition("\r")[2][: self._max_characters]
+        """Return the text after the last carriage return that has overwritten something."""
+        last_state = line.rstrip("\r").split("\r")[-1]
+        return last_state[: self._max_characters]
 
 
 def redraw_lines(text: str) -> list[str]:
     """Return the last lines of some output, each in its last state, without blank lines."""
-    lines = RedrawnLines(MAX_TAIL_CHARACTERS)
-    return [line for line in lines.feed(text[-MAX_TAIL_CHARACTERS:]) + lines.finish() if line.strip()]
+    parser = RedrawnLines(MAX_TAIL_CHARACTERS)
+    lines = parser.feed(text[-MAX_TAIL_CHARACTERS:]) + parser.finish()
+    return [line for line in lines if line.strip()]

@@ -37,21 +37,19 @@ class Repeats:
         """The number of executions that belong to a group. A chunked job's reduction belongs to none."""
         return self.count * self.groups
 
-    def locate(self, index: int) -> Place:
-        """Return the group and the repeat of the execution with that index."""
-        return Place(*divmod(index, self.count)) if index < self.total else NO_PLACE
-
 
 def locate_execution(repeats: Repeats | None, index: int) -> Place:
-    """Return the group and the repeat of an execution. Both are None if the run has no repeats."""
-    return NO_PLACE if repeats is None else repeats.locate(index)
+    """Return the group and the repeat of an execution. Both are None if it belongs to no group."""
+    if repeats is None or index >= repeats.total:
+        return NO_PLACE
+    return Place(index // repeats.count, index % repeats.count)
 
 
 @dataclass(frozen=True, slots=True)
 class RepeatedItems:
     """The items, each `count` times in a row. Code that reads the variable `repeat` gets the number of the repeat.
 
-    `prepare` is the code that runs before. If it defines the name `repeat`, code gets that value.
+    `prepare` is the code that runs in each sandbox first. If it defines the name `repeat`, code gets that value.
     """
 
     items: Iterable[Item]
@@ -60,8 +58,9 @@ class RepeatedItems:
 
     def __iter__(self) -> Iterator[Item]:
         for code, variables in self.items:
+            needs_number = reads_repeat(code, self.prepare)
             for repeat in range(self.count):
-                yield code, add_repeat(variables, repeat) if reads_repeat(code, self.prepare) else variables
+                yield code, add_repeat(variables, repeat) if needs_number else variables
 
 
 @lru_cache(maxsize=100)
@@ -72,27 +71,30 @@ def reads_repeat(code: str, prepare: str | None) -> bool:
     """
     if REPEAT not in code:
         return False
-    if prepare is not None and REPEAT in prepare and {ast.Store, ast.stmt} & _find_uses(prepare):
+    if prepare is not None and _find_uses(prepare) & {"assigned", "declared"}:
         return False
     parameters = find_parameters(code)
     if parameters is not None:
         return REPEAT in parameters.names
     uses = _find_uses(code)
-    return ast.Load in uses and ast.stmt not in uses
+    return "read" in uses and "declared" not in uses
 
 
-def _find_uses(code: str) -> set[type[ast.AST]]:
-    """Return how code uses the name `repeat`: Load, Store, or stmt for a top-level import, function or class."""
-    tree = parse_python(read_program(code))
+def _find_uses(code: str) -> set[str]:
+    """Return how code uses the name `repeat`: read, assigned, or declared by a top-level import, function or class."""
+    uses: set[str] = set()
+    tree = parse_python(read_program(code)) if REPEAT in code else None
     if tree is None:
-        return set()
-    named = (node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == REPEAT)
-    uses: set[type[ast.AST]] = {type(node.ctx) for node in named}
-    for node in tree.body:
-        imported = node.names if isinstance(node, ast.Import | ast.ImportFrom) else []
-        names = [(alias.asname or alias.name).partition(".")[0] for alias in imported]
-        if REPEAT in (*names, getattr(node, "name", "")):
-            uses.add(ast.stmt)
+        return uses
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id == REPEAT:
+            uses.add("read" if isinstance(node.ctx, ast.Load) else "assigned")
+    for statement in tree.body:
+        declared_names = [getattr(statement, "name", "")]
+        if isinstance(statement, ast.Import | ast.ImportFrom):
+            declared_names = [(alias.asname or alias.name).split(".")[0] for alias in statement.names]
+        if REPEAT in declared_names:
+            uses.add("declared")
     return uses
 
 

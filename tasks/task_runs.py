@@ -1,7 +1,8 @@
-"""The tags of task runs, which Prefect's tag limits can use, and the state of a cancelled task run."""
+"""The retries and tags of task runs, and the state of a cancelled task run."""
 
 import asyncio
 import functools
+import random
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from typing import Any, ParamSpec
@@ -12,7 +13,35 @@ from prefect.context import TaskRunContext
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelled
 
+from ..sandbox.errors import QuotaExceeded, RlmBatchError
+
 P = ParamSpec("P")
+DELAY_COUNT = 7  # the delays that Prefect gets: up to a minute, and it repeats the last
+JITTER_FACTOR = 0.5  # a share of the delay, so that lanes that were refused together retry at different times
+
+
+def should_retry(
+    error: BaseException, attempt: int, retries: int, *, retry_code_errors: bool, idempotent: bool
+) -> bool:
+    """Return whether to retry after an attempt, counted from 1, that ended with this error."""
+    if not isinstance(error, RlmBatchError) or attempt > retries:
+        return False
+    return {
+        "never": False,
+        "if asked": retry_code_errors,
+        "if idempotent": idempotent,
+        "always": True,
+    }[error.retry_rule]
+
+
+def get_requested_wait(error: BaseException) -> float:
+    """Return the seconds that the provider asked to wait before a retry, or 0 if it did not ask."""
+    return (error.retry_after or 0.0) if isinstance(error, QuotaExceeded) else 0.0
+
+
+async def wait_as_requested(error: BaseException) -> None:
+    """Wait as long as the provider asked. A jitter keeps lanes that were refused together from returning together."""
+    await asyncio.sleep(get_requested_wait(error) * random.uniform(1.0, 1.1))
 
 
 def return_cancelled_state(function: Callable[P, Coroutine[Any, Any, Any]]) -> Callable[P, Coroutine[Any, Any, Any]]:
@@ -32,15 +61,15 @@ def return_cancelled_state(function: Callable[P, Coroutine[Any, Any, Any]]) -> C
 
 
 def build_tags(provider: str | None) -> set[str]:
-    """Return the tags of an execution's task run on the provider of that name."""
+    """Return the tags of the task run of an execution. `provider` is the provider's name, if it is known."""
     return {"sandbox"} if provider is None else {"sandbox", f"sandbox:{provider}"}
 
 
 async def has_tag_limit(tags: Iterable[str]) -> bool:
     """Return whether the Prefect server has a limit on one of these tags, or True if the server does not answer.
 
-    Without a limit at the start of a flow run, its task runs start without tags: requests of slots would cost time.
-    A server on SQLite refuses them while it is writing, and then no task run starts for two to seven seconds.
+    If there is none at the start of a flow run, its task runs start without tags. Otherwise each would request a slot,
+    which a server on SQLite refuses while it is writing. Then no task run would start for two to seven seconds.
     """
     try:
         async with get_client() as client:
@@ -54,7 +83,7 @@ async def has_tag_limit(tags: Iterable[str]) -> bool:
 
 
 def show_tags(tags: Iterable[str]) -> None:
-    """Add tags to the current task run after its start, when Prefect requests no slots of them any more.
+    """Add tags to the current task run after its start, when Prefect requests no more slots for them.
 
     The server shows them once the task run has ended.
     """

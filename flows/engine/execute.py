@@ -1,7 +1,5 @@
 """The Prefect task that runs one or several executions, with retries that depend on the error's type."""
 
-import asyncio
-import random
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, ParamSpec
@@ -17,10 +15,18 @@ from ...sandbox.result import Failure, Result
 from ...tasks.check import explain_last, is_judged
 from ...tasks.engine_log import EXECUTE_TASK_NAME
 from ...tasks.execution import Execution
-from ...tasks.retry import DELAY_COUNT, JITTER_FACTOR, RetryPolicy, get_requested_wait
 from ...tasks.task_log import OutputLog
-from ...tasks.task_runs import build_tags, return_cancelled_state, show_tags
+from ...tasks.task_runs import (
+    DELAY_COUNT,
+    JITTER_FACTOR,
+    build_tags,
+    get_requested_wait,
+    return_cancelled_state,
+    show_tags,
+    wait_as_requested,
+)
 from .lane import Lane
+from .run import Run
 
 P = ParamSpec("P")
 
@@ -28,9 +34,10 @@ KEEP_SANDBOX_SECONDS = 10.0  # A lane keeps its sandbox during a shorter wait, b
 
 
 class TaskBatch:
-    """Executions that one task run runs one after another. `on_start` is called when the task run begins its work.
+    """The executions of one task run, which runs them one after another.
 
-    This is a plain class, because Prefect visits every field of a parameter that is a dataclass.
+    `label` is the task run's name. `on_start` is called when the task run begins its work. This is a plain class,
+    because Prefect visits every field of a parameter that is a dataclass.
     """
 
     def __init__(self, label: str, executions: list[Execution], on_start: Callable[[], None]) -> None:
@@ -38,10 +45,9 @@ class TaskBatch:
         self._executions = executions
         self.on_start = on_start
         self.try_count = 0
-        self.last_error: RlmBatchError | None = None  # the error of the last execution that failed for good
+        self.last_error: RlmBatchError | None = None  # the error of the last execution that failed and is not retried
 
     def __str__(self) -> str:
-        """Return the task run's name."""
         return self._label
 
     @property
@@ -61,11 +67,8 @@ class TaskBatch:
 async def execute(lane: Lane, batch: TaskBatch) -> None:
     """Run the batch's executions that have no outcome yet, in the lane's sandbox, and record each outcome.
 
-    A temporary refusal ends the try. If the provider opened no sandbox within its `start_timeout`, the run opens no
-    more, because the next execution would get none either. PrepareError is not an outcome of an execution: the
-    remaining executions of the batch have no outcome then.
-
     Raises:
+        PrepareError: The `prepare` code failed. The batch's remaining executions have no outcome.
         RlmBatchError: An error that is retried. Otherwise the error of the last execution that failed, so that the
             task run's state shows it.
     """
@@ -73,47 +76,54 @@ async def execute(lane: Lane, batch: TaskBatch) -> None:
     batch.try_count += 1
     if batch.try_count == 1:
         batch.on_start()
-    retry_error: RlmBatchError | None = None
+    retried_error = await _run_remaining(lane, batch)
+    if retried_error is not None:
+        wait = max(compute_backoff(batch.try_count - 1), get_requested_wait(retried_error))
+        get_run_logger().warning(
+            "%s is retried in %.0f s or more: %s: %s", batch, wait, type(retried_error).__name__, retried_error.summary
+        )
+        if wait > KEEP_SANDBOX_SECONDS:
+            await lane.release_while_waiting()
+        raise retried_error
+    if batch.last_error is not None:
+        raise batch.last_error
+
+
+async def _run_remaining(lane: Lane, batch: TaskBatch) -> RlmBatchError | None:
+    """Run the batch's remaining executions, and record their outcomes. Return the last error that is to be retried."""
+    run = lane.run
+    retried_error: RlmBatchError | None = None
     for number, execution in enumerate(batch.remaining_executions):
-        if lane.run.stop.has_too_many_failures:
-            retry_error = None
-            break
+        if run.stop.has_too_many_failures:
+            return None
         if number:
             await lane.release_if_wanted()
         try:
-            lane.run.sink.record(execution, await _attempt_execution(lane, execution))
+            run.sink.record(execution, await _attempt_execution(lane, execution))
         except PrepareError:
             raise  # This is not an outcome of an execution, and ends the flow run.
         except RlmBatchError as error:
             execution.errors.append(error)
-            is_refused = isinstance(error, (QuotaExceeded, SandboxStartError)) and lane.is_start_timeout_over
-            if lane.run.policy.should_retry(error, len(execution.errors)):
-                retry_error = error
-                if is_refused or isinstance(error, QuotaExceeded):
-                    break
+            is_refused = isinstance(error, (QuotaExceeded, SandboxStartError))
+            if run.should_retry(error, len(execution.errors)):
+                retried_error = error
+                if isinstance(error, QuotaExceeded) or (is_refused and lane.is_start_timeout_over):
+                    break  # The next execution would be refused too.
             else:
                 batch.last_error = error
-                last = error if execution.ended is None else explain_last(error)
-                lane.run.sink.record(execution, Failure(last, error.meta or Meta()))
-                if is_refused and not lane.run.plan.stop_on_failure:
-                    lane.run.slots.end(error)
+                final_error = error if execution.ended is None else explain_last(error)
+                run.sink.record(execution, Failure(final_error, error.meta or Meta()))
+                if is_refused and lane.is_start_timeout_over and not run.plan.stop_on_failure:
+                    run.slots.end(error)  # No further execution would get a sandbox.
                     break
-    if retry_error is not None:
-        wait = max(compute_backoff(batch.try_count - 1), get_requested_wait(retry_error))
-        get_run_logger().warning(
-            "%s is retried in %.0f s or more: %s: %s", batch, wait, type(retry_error).__name__, retry_error.summary
-        )
-        if wait > KEEP_SANDBOX_SECONDS:
-            await lane.release_while_waiting()
-    if (error := retry_error or batch.last_error) is not None:
-        raise error
+    return retried_error
 
 
 async def _attempt_execution(lane: Lane, execution: Execution) -> Result:
-    """Return the result of one attempt. If a check judges the execution, this is the check's result.
+    """Return the result of one attempt. If a check judges the execution, return the check's result.
 
-    The check judges an execution that failed too, if its code began and no retry follows. A retry after the check
-    failed runs only the check.
+    The check also judges an execution that failed, if its code reached a sandbox and no retry follows. If only the
+    check failed, the next attempt runs only the check.
     """
     if not lane.has_check(execution):
         return await _run_code(lane, execution)
@@ -121,32 +131,31 @@ async def _attempt_execution(lane: Lane, execution: Execution) -> Result:
         try:
             execution.ended = await _run_code(lane, execution)
         except RlmBatchError as error:
-            if not is_judged(error) or lane.run.policy.should_retry(error, execution.attempt):
+            if not is_judged(error) or lane.run.should_retry(error, execution.attempt):
                 raise
             execution.ended = Failure(error, error.meta or Meta())
     return await _attempt(lane, partial(lane.check, execution))
 
 
 async def _run_code(lane: Lane, execution: Execution) -> Result:
-    """Return the result of one attempt, without a check."""
+    """Return the result of one attempt without a check. The listener and the log get the output."""
+    listener = lane.run.listener
+    log = OutputLog(lane.run.log_lines, f"{execution.index}: ") if lane.run.options.log_output else None
 
-    options, listener = lane.run.options, lane.run.listener
-    log = OutputLog(lane.run.log_lines, f"{execution.index}: ") if options.log_output else None
-
-    def write(stream: str, text: str) -> None:
+    def write_output(stream: str, text: str) -> None:
         listener.on_output(execution.index, stream, text)
         if log is not None:
             log.write(stream, text)
 
     try:
-        return await _attempt(lane, partial(lane.execute, execution, write))
+        return await _attempt(lane, partial(lane.execute, execution, write_output))
     finally:
         if log is not None:
             log.close()
 
 
 async def _attempt(lane: Lane, run: Callable[[], Awaitable[Result]]) -> Result:
-    """Return the result of `run`. A refused sandbox is not an attempt while the flow run has others."""
+    """Return the result of `run`. Call it again after a refusal that is not a failed attempt."""
     while True:
         try:
             return await run()
@@ -157,23 +166,23 @@ async def _attempt(lane: Lane, run: Callable[[], Awaitable[Result]]) -> Result:
                 await lane.release_while_waiting()
 
 
-def configure_task(base: Task[P, Any], policy: RetryPolicy, tags: set[str], per_task: int = 1) -> Task[P, Any]:
-    """Return the task with a flow's retries, for each of its `per_task` executions, and with tags."""
+def configure_task(base: Task[P, Any], run: Run, tags: set[str], per_task: int) -> Task[P, Any]:
+    """Return the task with these tags, and with the run's retries for each of its `per_task` executions."""
 
     # This must be a function. With a partial or another callable object Prefect never retries, and does not say so.
     async def should_retry_task(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:
         error = await state.result(raise_on_failure=False)  # type: ignore[misc]
         attempt = error.meta.attempt if isinstance(error, RlmBatchError) and error.meta is not None else 1
-        if not policy.should_retry(error, attempt):
+        if not run.should_retry(error, attempt):
             return False
-        # Lanes that were refused together should not return together.
-        await asyncio.sleep(get_requested_wait(error) * random.uniform(1.0, 1.1))
+        await wait_as_requested(error)
         return True
 
+    retries = run.options.retries
     return base.with_options(
         tags=tags,
-        retries=policy.retries * per_task,
-        retry_delay_seconds=list(map(compute_backoff, range(min(policy.retries, DELAY_COUNT)))) or 0,
+        retries=retries * per_task,
+        retry_delay_seconds=list(map(compute_backoff, range(min(retries, DELAY_COUNT)))) or 0,
         retry_jitter_factor=JITTER_FACTOR,
         retry_condition_fn=should_retry_task,  # type: ignore[arg-type]
     )

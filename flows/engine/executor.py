@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import math
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
@@ -30,45 +31,47 @@ class LaneExecutor:
     """
 
     run: Run
-    is_over: bool = False  # no further execution starts, and the rest fails
-    _batches: Iterator[TaskBatch] = field(init=False)  # batches that no lane has taken
-    _next_batch: TaskBatch | None = None  # read ahead from `_batches` to see whether a batch is left
-    _unfinished: dict[TaskBatch, None] = field(default_factory=dict[TaskBatch, None])  # taken by a lane, in order
+    is_over: bool = False  # True if no further execution starts, and the remaining executions fail
+    _batches: Iterator[TaskBatch] = field(init=False)  # makes the batches one by one
+    _queue: deque[TaskBatch] = field(default_factory=deque[TaskBatch])  # the next batch, once it is made
+    _taken: list[TaskBatch] = field(default_factory=list[TaskBatch])  # unfinished batches that a lane has taken
     _creation_lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while a task run is being created
 
     async def execute_all(self, executions: Iterator[Execution], find_result: FindResult) -> None:
-        options, admission = self.run.options, self.run.slots.admission
-        per_task = options.executions_per_task or max(1, math.ceil(self.run.plan.total / MAX_TASK_RUNS))
+        run = self.run
+        per_task = run.options.executions_per_task or max(1, math.ceil(run.plan.total / MAX_TASK_RUNS))
+        lane_count = min(run.options.max_workers, math.ceil(run.plan.total / per_task))
+        tags = build_tags(run.provider.provider_name)
+        task = configure_task(execute, run, tags if await has_tag_limit(tags) else set(), per_task)
         self._batches = self._make_batches(executions, find_result, per_task)
-        tags = build_tags(self.run.provider.provider_name)
-        task = configure_task(execute, self.run.policy, tags if await has_tag_limit(tags) else set(), per_task)
         self._creation_lock = asyncio.Lock()
         try:
             async with (
-                asyncio.timeout_at(self.run.stop.ends_at),
-                nullcontext() if self.run.turn_calls is None else self.run.turn_calls.open(),
+                asyncio.timeout_at(run.stop.ends_at),
+                nullcontext() if run.turn_calls is None else run.turn_calls.open(),
                 asyncio.TaskGroup() as group,
             ):
-                for _ in range(min(options.max_workers, math.ceil(self.run.plan.total / per_task))):
+                for _ in range(lane_count):
                     group.create_task(self._run_lane(task))
         except TimeoutError:
-            await self._fail_unfinished(self.run.stop.build_error)
+            await self._fail_unfinished(run.stop.build_error)
         except BaseException as error:
             with suppress(OSError):
-                for batch in self._unfinished:
+                for batch in self._taken:
                     for execution in batch.remaining_executions:
-                        self.run.sink.save_queries(execution)
+                        run.sink.save_queries(execution)
             if isinstance(error, BaseExceptionGroup):
                 raise find_first_error(error) from None
             raise
-        if (refusal := admission.error) is not None:
+        refusal = run.slots.admission.error
+        if refusal is not None:
             text = (
-                f"not started: the provider opened no sandbox for {self.run.provider.start_timeout} s "
+                f"not started: the provider opened no sandbox for {run.provider.start_timeout} s "
                 f"({refusal.text}); {describe_rerun()} later"
             )
             await self._fail_unfinished(lambda _: type(refusal)(text), is_written=True)
-        if self.run.stop.has_too_many_failures:
-            await self._fail_unfinished(self.run.stop.build_error)
+        if run.stop.has_too_many_failures:
+            await self._fail_unfinished(run.stop.build_error)
 
     def _make_batches(
         self, executions: Iterator[Execution], find_result: FindResult, per_task: int
@@ -76,38 +79,34 @@ class LaneExecutor:
         """Group the executions that have no result yet, and record the results of the others."""
         new = (execution for execution in executions if not self._record_earlier(execution, find_result(execution)))
         while group := list(itertools.islice(new, per_task)):
-            more = f" and {len(group) - 1} more" if len(group) > 1 else ""
-            yield TaskBatch(f"{self.run.plan.label(group[0])}{more}", group, on_start=self._creation_lock.release)
+            label = self.run.plan.label(group[0])
+            if len(group) > 1:
+                label += f" and {len(group) - 1} more"
+            yield TaskBatch(label, group, on_start=self._creation_lock.release)
 
     def _record_earlier(self, execution: Execution, result: Result | None) -> bool:
         """Record an execution's result from an earlier run. Return whether there is one."""
-        if result is not None:
-            self.run.sink.record_cached(execution, with_index(result, execution.index, execution.place))
-            self.run.sink.raise_error()
-        return result is not None
+        if result is None:
+            return False
+        self.run.sink.record_cached(execution, with_index(result, execution.index, execution.place))
+        self.run.sink.raise_error()
+        return True
 
     def _has_batch(self) -> bool:
-        if self._next_batch is None:
-            self._next_batch = next(self._batches, None)
-        return self._next_batch is not None
-
-    def _take_batch(self) -> TaskBatch | None:
-        """Take the next batch; None if no batch is left."""
-        if not self._has_batch():
-            return None
-        batch, self._next_batch = self._next_batch, None
-        assert batch is not None
-        self._unfinished[batch] = None
-        return batch
+        """Return whether a batch is in the queue. Make the next batch if the queue is empty."""
+        if not self._queue:
+            self._queue.extend(itertools.islice(self._batches, 1))
+        return bool(self._queue)
 
     async def _run_lane(self, task: Any) -> None:
         lane = Lane(self.run, self.run.slots)
         try:
             # Acquire the slot first. A batch without a slot would wait, while other lanes have nothing to do.
             while self._may_start() and self._has_batch() and await lane.acquire():
-                batch = self._take_batch()
-                if batch is None:
+                if not self._has_batch():  # Other lanes have taken the batches meanwhile.
                     break
+                batch = self._queue.popleft()
+                self._taken.append(batch)
                 await self._run_batch(task, lane, batch)
                 await lane.release_if_wanted()
             self.run.slots.dismiss_waiters()
@@ -121,7 +120,7 @@ class LaneExecutor:
         return not (stop.failed_count and self.run.plan.stop_on_failure)
 
     async def _run_batch(self, task: Any, lane: Lane, batch: TaskBatch) -> None:
-        """Create the task run of a batch. Raises errors that end the flow run."""
+        """Create the task run of a batch, and wait for its end. Raise an error that ends the flow run."""
         for execution in batch.remaining_executions:
             self.run.listener.on_execution_start(execution.index)
         # Before a task run begins its work, Prefect asks the server for the limits of its tags. If the server does not
@@ -133,24 +132,28 @@ class LaneExecutor:
         if state.is_cancelled():
             raise asyncio.CancelledError
         if not batch.remaining_executions:
-            del self._unfinished[batch]
-        if not batch.remaining_executions or self.run.stop.has_too_many_failures:
+            self._taken.remove(batch)
+            return
+        if self.run.stop.has_too_many_failures:
             return
         error = await state.result(raise_on_failure=False)
         is_refused = isinstance(error, (ProviderUnusable, SandboxStartError, QuotaExceeded))
         if is_refused and self.run.slots.admission.error is not None:
-            return
-        if not isinstance(error, BaseException):
-            error = RuntimeError(f"a task run ended as {state.name} before its executions were done: {state.message}")
-        raise error.__cause__ if isinstance(error, ProviderUnusable) and error.__cause__ else error
+            return  # `execute_all` fails the remaining executions.
+        if isinstance(error, ProviderUnusable) and error.__cause__ is not None:
+            raise error.__cause__
+        if isinstance(error, BaseException):
+            raise error
+        raise RuntimeError(f"a task run ended as {state.name} before its executions were done: {state.message}")
 
     async def _fail_unfinished(
         self, build_error: Callable[[Execution], RlmBatchError], *, is_written: bool = False
     ) -> None:
         """Record an error for each execution without an outcome, also in the ledger if `is_written`."""
         self.is_over = True
-        for batch in itertools.chain(list(self._unfinished), iter(self._take_batch, None)):
+        for batch in itertools.chain(self._taken, self._queue, self._batches):
             for execution in batch.remaining_executions:
                 self.run.sink.record_unrun(execution, build_error(execution), is_written=is_written)
                 await asyncio.sleep(0)  # There may be many executions, and others use this event loop.
-        self._unfinished.clear()
+        self._taken.clear()
+        self._queue.clear()

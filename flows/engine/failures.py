@@ -29,59 +29,68 @@ class StopConditions:
     @classmethod
     def start(cls, options: Options, total: int) -> Self:
         """Return the conditions of a flow run that starts now."""
-        deadline = options.deadline
-        return cls(options, total, None if deadline is None else asyncio.get_running_loop().time() + deadline)
+        ends_at = None
+        if options.deadline is not None:
+            ends_at = asyncio.get_running_loop().time() + options.deadline
+        return cls(options, total, ends_at)
 
     @property
     def failure_limit(self) -> int | None:
         """The number of failures that ends the run, or None for no limit."""
-        count = self.options.max_failures
-        if count is None:
+        limit = self.options.max_failures
+        if limit is None:
             return None
-        return max(1, math.ceil((count if count >= 1 else count * self.total) - 1e-9))  # 0.1 * 30 is 3.0000000000000004
+        if limit < 1:
+            limit *= self.total  # It is a share of the executions.
+        return max(1, math.ceil(limit - 1e-9))  # 0.1 * 30 is 3.0000000000000004.
 
     @property
     def has_too_many_failures(self) -> bool:
         """True if no further execution may start."""
-        return self.options.max_failures is not None and self.failed_count >= (self.failure_limit or 0)
+        limit = self.failure_limit
+        return limit is not None and self.failed_count >= limit
 
     def build_error(self, execution: Execution) -> RlmBatchError:
         """Return the error of an unfinished execution: too many failures ended the run, or its deadline passed."""
-        earlier = f" ({execution.earlier_errors[-1]})" if execution.errors else ""
+        last_error = f" ({execution.earlier_errors[-1]})" if execution.errors else ""
         if self.has_too_many_failures:
             return NotRun(
                 f"not run: {self.failed_count} of {self.total} executions failed, and `max_failures` is "
-                f"{self.options.max_failures:g}{earlier}; {describe_rerun()}, or set a higher `max_failures`"
+                f"{self.options.max_failures:g}{last_error}; {describe_rerun()}, or set a higher `max_failures`"
             )
         return DeadlineExceeded(
-            f"the flow run's deadline of {self.options.deadline:g} s passed before this execution had ended{earlier}; "
-            f"{describe_rerun()}, or set a longer `deadline`"
+            f"the flow run's deadline of {self.options.deadline:g} s passed before this execution had "
+            f"ended{last_error}; {describe_rerun()}, or set a longer `deadline`"
         )
 
 
 def raise_failures(outcomes: Outcomes, plan: Plan) -> None:
     """Raise ExecutionsFailed if there are failures, with their number, the first failure, and the results' path."""
     failures = outcomes.failures
-    if failures:
-        first = failures[0]
-        not_run = sum(isinstance(failure.error, NotRun) for failure in failures)
-        rest = f" and {not_run} did not run" if not_run else ""
-        effect = "run only those that failed" if plan.state_context is None else "begin again with the first step"
-        advice, nouns = getattr(first.error, "advice", ""), f"{plan.report_spec.noun}s"
-        raise ExecutionsFailed(
-            f"{len(failures) - not_run} of {len(outcomes.results)} {nouns} failed{rest}, the first is number "
-            f"{first.meta.index}: {type(first.error).__name__}: {first.error.summary}"
-            + (f" -- {escape_text(advice)}" if advice else "")
-            + f" -- the results are in {outcomes.results_path}; {describe_rerun()} to {effect}, or pass "
-            "on_failure='return' to get the failures beside the results",
-            results=outcomes.results,
-            failures=failures,
-            results_path=outcomes.results_path,
-        )
+    if not failures:
+        return
+    first = failures[0]
+    not_run_count = sum(isinstance(failure.error, NotRun) for failure in failures)
+    failed_count = len(failures) - not_run_count
+    text = f"{failed_count} of {len(outcomes.results)} {plan.report_spec.noun}s failed"
+    if not_run_count:
+        text += f" and {not_run_count} did not run"
+    text += f", the first is number {first.meta.index}: {type(first.error).__name__}: {first.error.summary}"
+    advice = getattr(first.error, "advice", "")
+    if advice:
+        text += f" -- {escape_text(advice)}"
+    effect = "run only those that failed" if plan.state_context is None else "begin again with the first step"
+    raise ExecutionsFailed(
+        f"{text} -- the results are in {outcomes.results_path}; {describe_rerun()} to {effect}, or pass "
+        "on_failure='return' to get the failures beside the results",
+        results=outcomes.results,
+        failures=failures,
+        results_path=outcomes.results_path,
+    )
 
 
 def find_first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the first RlmBatchError of the group, or else its first error."""
+    """Return the group's first RlmBatchError, or its first error if it has none."""
     error: BaseException = errors.subgroup(RlmBatchError) or errors
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -89,7 +98,9 @@ def find_first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException
 
 
 def describe_rerun() -> str:
-    """Return how to run this flow run again: Prefect retries only runs of deployments."""
+    """Return how to run this flow run again."""
     context = FlowRunContext.get()
-    deployed = context is not None and context.flow_run is not None and context.flow_run.deployment_id is not None
-    return "retry the flow run" if deployed else "run it again with the same `results_path`"
+    run = None if context is None else context.flow_run
+    if run is not None and run.deployment_id is not None:  # Prefect retries only runs of deployments.
+        return "retry the flow run"
+    return "run it again with the same `results_path`"

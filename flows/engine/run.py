@@ -33,8 +33,8 @@ from ...tasks.ledger.result_index import ResultCache, get_results_root
 from ...tasks.ledger.run_record import RunRecord
 from ...tasks.ledger.shard_store import ShardStore
 from ...tasks.query import QueryTracker
-from ...tasks.retry import RetryPolicy
 from ...tasks.task_log import LineBudget, Logger
+from ...tasks.task_runs import should_retry
 from ...tasks.tracing import trace_model, trace_queries
 from ..listener import FlowListener, NotebookProgress, is_notebook
 from ..orphans import get_server_id, register_own_run
@@ -87,7 +87,6 @@ class Run:
     log: Logger = field(default_factory=logging.getLogger)
     ledger: Ledger = field(init=False)
     stop: StopConditions = field(init=False)
-    policy: RetryPolicy = field(init=False)
     files: CollectedFilesStore | None = None
     answers: AnswerLedger | None = None
     transcripts: TranscriptLedger | None = None
@@ -126,7 +125,6 @@ class Run:
         self.run_id, self.log, self.ledger = run_id, get_run_logger(), ledger
         self.server_id = await get_server_id()
         self.stop = StopConditions.start(options, self.plan.total)
-        self.policy = RetryPolicy(options.retries, options.retry_code_errors, options.idempotent)
         self.files = CollectedFilesStore(ledger.path) if options.collect else None
         self.kept_rest = 0 if not options.keep_failed else MAX_KEPT_OF_SHARD if part_prefix else MAX_KEPT
         self.usage, self.log_lines = ResourceUsage(), LineBudget()
@@ -143,6 +141,16 @@ class Run:
                     mask.add_settings(settings)
                 self.transcripts = TranscriptLedger(ledger.path, mask.build_filter(), part_prefix)
         register_own_run(self.run_id)
+
+    def should_retry(self, error: BaseException, attempt: int) -> bool:
+        """Return whether to retry an execution after an attempt, counted from 1, that ended with this error."""
+        return should_retry(
+            error,
+            attempt,
+            self.options.retries,
+            retry_code_errors=self.options.retry_code_errors,
+            idempotent=self.options.idempotent,
+        )
 
     async def compute_fingerprint(self) -> dict[str, Any]:
         """Return the settings on which all results depend: provider, model, recursion, code around it, `collect`."""

@@ -18,6 +18,7 @@ from rlm_batch import (
     DaytonaSandbox,
     DeadlineExceeded,
     Failure,
+    LocalSandbox,
     OutcomeUnknown,
     QuotaExceeded,
     Result,
@@ -27,7 +28,9 @@ from rlm_batch import (
 )
 from rlm_batch.flows.engine.execute import configure_task, execute
 from rlm_batch.flows.engine.lane import Lane
-from rlm_batch.tasks.retry import RetryPolicy
+from rlm_batch.flows.engine.run import Run
+from rlm_batch.flows.parameters import Options
+from rlm_batch.flows.plan import Plan
 
 from ...infra.execution_counter import COUNT_EXECUTION, ExecutionCounter
 from ...infra.waiting import wait_until_async
@@ -242,6 +245,7 @@ async def test_executions_in_one_task_run_are_retried_separately(counter: Execut
 
 async def test_the_retry_delay_doubles_up_to_a_minute_with_jitter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    task = configure_task(execute, RetryPolicy(retries=9), set())
+    run = Run(options=Options(retries=9), plan=Plan(total=1), provider=LocalSandbox())
+    task = configure_task(execute, run, set(), per_task=1)
     assert task.retry_delay_seconds == [1, 2, 4, 8, 16, 32, 60]  # Prefect repeats the last delay
     assert task.retry_jitter_factor == 0.5
