@@ -20,7 +20,7 @@ from ..sandbox.result import Failure, Outcome
 from ..tasks.execution import Execution
 from ..tasks.ledger.ledger import Ledger
 from ..tasks.ledger.result_index import ResultCache
-from ..tasks.ledger.shard_files import ShardFiles
+from ..tasks.ledger.shards import ShardFiles
 from .engine.executor import LaneExecutor
 from .engine.opening import open_capacity
 from .engine.outcome_sink import OutcomeSink
@@ -126,7 +126,7 @@ async def _run_executions(files: ShardFiles, options: Options, files_digest: str
         late += isinstance(outcome, Failure) and isinstance(outcome.error, DeadlineExceeded)
 
     run.sink = OutcomeSink(run, [count_late])
-    cache = ResultCache(ledger, lambda key: lines.pop(key, None))
+    cache = ResultCache(ledger, lines)
     try:
         async with open_capacity(run):
             await LaneExecutor(run).execute_all(executions, cache.find_result)

@@ -19,7 +19,7 @@ from ...tasks.host_tools import load_function
 from ...tasks.ledger.ledger import Ledger
 from ...tasks.ledger.result_index import ResultCache, ResultIndex, get_results_root
 from ...tasks.ledger.run_record import RunRecord
-from ...tasks.ledger.shard_store import ShardStore
+from ...tasks.ledger.shards import ShardStore
 from ...tasks.tracing import set_run_totals
 from ..reporting.report import describe_run, describe_usage
 from ..reporting.summary import RunSummary
@@ -156,7 +156,7 @@ async def _open_cache(run: Run) -> ResultCache:
     if index is not None:
         index.refresh()
     if isinstance(run.store, ShardStore):
-        return ResultCache(run.ledger, lambda _key: None, index)  # The executor reads this ledger itself.
+        return ResultCache(run.ledger, {}, index)  # The executor reads this ledger itself.
     lines = await asyncio.to_thread(run.ledger.load_latest_lines)
     if run.plan.state_context is None:  # With shared state, results of some executions are of no use.
         count = sum(line.is_success for line in lines.values())
@@ -166,7 +166,7 @@ async def _open_cache(run: Run) -> ResultCache:
             run.log.info("the ledger has %d results of earlier runs: those of equal executions are kept", count)
     in_order = sorted(lines.values(), key=lambda line: line.written_at)
     latest_keys = {line.data["index"]: line.key for line in in_order if line.data.get("index") is not None}
-    return ResultCache(run.ledger, lambda key: lines.pop(key, None), index, latest_keys)
+    return ResultCache(run.ledger, lines, index, latest_keys)
 
 
 def _complete_record(run: Run, summary: RunSummary) -> None:

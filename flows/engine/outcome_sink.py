@@ -19,7 +19,7 @@ Observer = Callable[[Execution, Outcome], None]
 
 
 class MemoryStore:
-    """The outcomes of a flow run, in memory. Jobs in shards use the store in `tasks/ledger/shard_store.py`."""
+    """The outcomes of a flow run, in memory. Jobs in shards use the store in `tasks/ledger/shards.py`."""
 
     def __init__(self, total: int) -> None:
         self._outcomes: list[Outcome | None] = [None] * total

@@ -31,7 +31,7 @@ from ...tasks.ledger.ledger_line import encode_turn, encode_usage
 from ...tasks.ledger.model_ledgers import AnswerLedger, TranscriptLedger
 from ...tasks.ledger.result_index import ResultCache, get_results_root
 from ...tasks.ledger.run_record import RunRecord
-from ...tasks.ledger.shard_store import ShardStore
+from ...tasks.ledger.shards import ShardStore
 from ...tasks.query import QueryTracker
 from ...tasks.task_log import LineBudget, Logger
 from ...tasks.task_runs import should_retry

@@ -30,8 +30,7 @@ from ...sandbox.result import Outcome
 from ...tasks.execution import Execution
 from ...tasks.ledger.ledger import LedgerLine
 from ...tasks.ledger.run_record import list_run_records
-from ...tasks.ledger.shard_files import ShardFiles, ShardHeader
-from ...tasks.ledger.shard_store import ShardStore
+from ...tasks.ledger.shards import ShardFiles, ShardHeader, ShardStore
 from ..engine.executor import FindResult
 from ..engine.run import Run
 from ..orphans import read_flow_runs

@@ -35,9 +35,9 @@ class Permit:
 class Admission:
     """The permits of one flow run. Their number grows until a refusal, which reduces it to the open sandboxes.
 
-    After a refusal, no permit is issued for the time that the provider asked for. If the provider named no time, a
-    closed sandbox is replaced at once. After the pause the run tries one more sandbox, and further ones when that
-    sandbox is open. Without `is_gradual`, for providers with no other users, there is no limit.
+    If the refusal names a time to wait, no permit is issued for this time. Otherwise there is a pause during which a
+    closed sandbox may be replaced at once. Then the run tries one more sandbox, and further ones when it is open.
+    Without `is_gradual`, for providers with no other users, the number of permits is not limited.
     """
 
     def __init__(
@@ -45,25 +45,29 @@ class Admission:
     ) -> None:
         self._log = log
         self._clock = clock or asyncio.get_running_loop().time
-        self._turn, self._urgent_turn = asyncio.Lock(), asyncio.Lock()  # The longest-waiting call of each kind has it.
+        # The call of each kind that has waited longest holds the kind's lock.
+        self._turn, self._urgent_turn = asyncio.Lock(), asyncio.Lock()
         self._urgent_count = 0  # urgent calls that wait
-        self._dismissal_count = 0
+        self._dismissal_count = 0  # calls of `dismiss_waiters`
         self._changed = asyncio.Event()  # set when a permit may be free
         self._log_again_at = -math.inf
-        self.error: RlmBatchError | None = None  # the reason for which `end` was called
+        self.error: RlmBatchError | None = None  # the reason for `end`
         self.max_permits = INITIAL_PERMITS if is_gradual else math.inf
         self.permit_count = 0  # issued permits
         self.open_count = 0  # issued permits with an open sandbox
-        self.has_opened_sandbox = False  # True if this run has ever opened one
-        self._period = 0
+        self.has_opened_sandbox = False  # True if this run has ever opened a sandbox
+        self._period = 0  # refusals so far; simultaneous ones count as one
         self._refusal_count = 0  # refusals since a sandbox last opened after a refusal
         self._opened_count = 0  # sandboxes opened since the last refusal
-        self._grows_at = self._clock() + 1 / FIRST_OPENINGS_PER_SECOND
-        self._resumes_at: float | None = None
+        self._grows_at = self._clock() + 1 / FIRST_OPENINGS_PER_SECOND  # when `max_permits` may grow by one
+        self._resumes_at: float | None = None  # the end of the time that the provider asked to wait
         self._last_open_at = self._clock()
 
     async def acquire(self, *, is_urgent: bool = False) -> Permit | None:
-        """Wait for a permit; None after `dismiss_waiters` or `end`. An urgent call is served before the others."""
+        """Wait for a permit. Urgent calls get theirs before the others.
+
+        Return None after `dismiss_waiters` or `end`.
+        """
         dismissal_count = self._dismissal_count
         self._urgent_count += is_urgent
         try:
@@ -83,13 +87,13 @@ class Admission:
 
     def acquire_now(self) -> Permit | None:
         """Return a permit if one is free and no other call waits for it, else None."""
-        is_awaited = self._urgent_count or self._turn.locked()
-        if self.error is not None or is_awaited or self.compute_wait() > 0:
+        has_waiters = self._urgent_count or self._turn.locked()
+        if self.error is not None or has_waiters or self.compute_wait() > 0:
             return None
         return self.issue_permit()
 
     def compute_wait(self) -> float:
-        """Return the seconds until a permit may be free; infinite if it needs a release or an opening."""
+        """Return the seconds until a permit may be free. They are infinite if a sandbox must open or close first."""
         now = self._clock()
         if self._resumes_at is not None:
             if now < self._resumes_at:
@@ -98,12 +102,13 @@ class Admission:
             self.max_permits = self.permit_count  # Do not reissue at once all permits released meanwhile.
         if self.permit_count < self.max_permits:
             return 0.0
-        if self._refusal_count and self.permit_count > self.open_count:
-            return math.inf  # A sandbox is being tried.
+        is_trying_a_sandbox = self._refusal_count > 0 and self.permit_count > self.open_count
+        if is_trying_a_sandbox:
+            return math.inf
         return max(0.0, self._grows_at - now)
 
     def issue_permit(self) -> Permit:
-        """Return a permit. Call it only if `compute_wait` returns 0."""
+        """Return a permit. Call this only if `compute_wait` returns 0."""
         if self.permit_count >= self.max_permits:
             self.max_permits = self.permit_count + 1
             rate = min(FIRST_OPENINGS_PER_SECOND + self._opened_count, MAX_OPENINGS_PER_SECOND)
@@ -117,18 +122,22 @@ class Admission:
         self.has_opened_sandbox = True
         self.open_count += 1
         self.max_permits = max(self.max_permits, self.open_count)
-        if permit.period == self._period:
+        if permit.period == self._period:  # It was issued after the last refusal.
             self._opened_count += 1
             self._refusal_count = 0
         self._changed.set()
 
     def record_refusal(self, permit: Permit, retry_after: float | None, reason: str) -> None:
-        """Take back a permit after a temporary refusal. The provider asked to wait for `retry_after` seconds."""
+        """Take back a permit after a temporary refusal. `retry_after` are the seconds that the provider asked to wait.
+
+        The pause grows with each refusal in a row. Refusals of simultaneous requests count as one.
+        """
         now = self._clock()
-        self._take_back(permit)
+        self.release(permit)
         if retry_after:
             self._resumes_at = max(self._resumes_at or 0.0, now + retry_after)
-        if permit.period == self._period:  # Refusals of simultaneous requests count as one.
+        is_first_of_period = permit.period == self._period
+        if is_first_of_period:
             pause = compute_backoff(self._refusal_count, longest=LONGEST_PAUSE_SECONDS)
             self._period += 1
             self._refusal_count += 1
@@ -139,29 +148,25 @@ class Admission:
             self._log_again_at = now + LOG_INTERVAL_SECONDS
             text = "the provider opens no more sandboxes for now, with %d open: the run continues with these (%s)"
             self._log.warning(text, self.open_count, reason)
-        self._changed.set()
 
     def release(self, permit: Permit) -> None:
-        """Take back a permit whose sandbox was removed."""
-        self._take_back(permit)
-        self._changed.set()
-
-    def dismiss_waiters(self) -> None:
-        """Return None from all waiting calls, because there is no more work."""
-        self._dismissal_count += 1
-        self._changed.set()
-
-    def end(self, error: RlmBatchError) -> None:
-        """Issue no more permits. The first error is kept as the reason."""
-        self.error = self.error or error
-        self.dismiss_waiters()
-
-    def had_sandbox_within(self, seconds: float) -> bool:
-        """Return whether this run has a sandbox, or within the last `seconds` had one or began."""
-        return self.open_count > 0 or self._clock() - self._last_open_at < seconds
-
-    def _take_back(self, permit: Permit) -> None:
+        """Take back a permit. If its sandbox was open, it is removed."""
         self.permit_count -= 1
         if permit.is_open:
             self.open_count -= 1
             self._last_open_at = self._clock()
+        self._changed.set()
+
+    def dismiss_waiters(self) -> None:
+        """Let all waiting calls return None, because there is no more work."""
+        self._dismissal_count += 1
+        self._changed.set()
+
+    def end(self, error: RlmBatchError) -> None:
+        """Issue no more permits, because of an error. After several calls, `error` is the first call's."""
+        self.error = self.error or error
+        self.dismiss_waiters()
+
+    def had_sandbox_within(self, seconds: float) -> bool:
+        """Return whether a sandbox is open, or the last one closed, or the run began, less than `seconds` ago."""
+        return self.open_count > 0 or self._clock() - self._last_open_at < seconds

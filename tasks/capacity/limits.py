@@ -7,9 +7,9 @@ Prefect's contexts `concurrency` and `rate_limit` are not used. Their wait logs 
 keeps a process from ending until a slot is free, and each held slot takes another thread and client.
 
 Prefect counts a limit's slots in its database, and keeps the leases elsewhere: by default in memory. A server that
-restarts forgets the leases, and nothing frees their slots. So each of our limits has one more lease that takes no slot,
-the proof. A Prefect Variable, named after the limit's id, has the proof's id. If the proof is gone, the limit's other
-leases are gone too. Then the count is set to 0, and the runs that live take new slots.
+restarts forgets the leases, and nothing frees their slots. So each of our limits has one more lease, the proof, which
+takes no slot. A Prefect Variable, named after the limit's id, stores the id of the proof. If the server no longer has
+the proof, it has lost the limit's other leases too. Then rlm-batch sets the count to 0, and living runs take new slots.
 """
 
 import threading
@@ -44,8 +44,8 @@ def get_limit_name(provider: SandboxProvider) -> str | None:
     """Return the name of a provider's limit on sandboxes; None for an unsaved block without a `limit_name`."""
     if provider.limit_name is not None or not isinstance(provider, Block):
         return provider.limit_name
-    saved = provider._block_document_name  # pyright: ignore[reportPrivateUsage] - Prefect's only place
-    return None if saved is None else f"rlm-batch.{provider.get_block_type_slug()}.{saved}"
+    block_name = provider._block_document_name  # pyright: ignore[reportPrivateUsage] - Prefect has no public one
+    return None if block_name is None else f"rlm-batch.{provider.get_block_type_slug()}.{block_name}"
 
 
 def build_limit_settings(provider: SandboxProvider) -> dict[str, dict[str, Any]]:
@@ -92,7 +92,7 @@ class ServerLimits:
         await self._client.release_concurrency_slots_with_lease(lease)
 
     async def renew_slot(self, name: str, lease: UUID | None) -> UUID | None:
-        """Renew a slot's lease. If it has ended, take another slot; None if all slots are in use."""
+        """Renew a slot's lease, and return it. If it has ended, return that of another slot; None if all are in use."""
         if lease is not None:
             if await _renew_lease(self._client, lease, LEASE_SECONDS):
                 return lease
@@ -107,12 +107,13 @@ class ServerLimits:
             return 0
 
     async def acquire_rate_slot(self, name: str) -> bool:
-        """Take a slot that decays; False if none is free."""
-        if await self.count_slots_in_use(name):  # A refused request would restart the decay.
+        """Take a slot that becomes free by itself after some time. Return False if none is free."""
+        if await self.count_slots_in_use(name):  # A refused request would restart the time.
             return False
         return await self._request(self._client.increment_concurrency_slots([name], 1, "rate_limit")) is not None
 
     async def _request(self, request: Awaitable[httpx.Response]) -> httpx.Response | None:
+        """Return the answer to a request of a slot; None if no slot is free."""
         try:
             return await request
         except httpx.HTTPStatusError as error:
@@ -129,8 +130,8 @@ class ProcessLimits:
 
     poll_factor: ClassVar[float] = 0.05  # Runs poll them more often, because a request costs nothing.
     _lock: ClassVar[threading.Lock] = threading.Lock()  # Flow runs may have different event loops.
-    _slots: ClassVar[dict[str, set[UUID]]] = {}
-    _ticked: ClassVar[dict[str, float]] = {}
+    _slots: ClassVar[dict[str, set[UUID]]] = {}  # the leases by the limit's name
+    _granted_at: ClassVar[dict[str, float]] = {}  # the time of the last rate slot by the limit's name
 
     def __init__(self, settings: dict[str, dict[str, Any]]) -> None:
         self._settings = settings
@@ -158,9 +159,9 @@ class ProcessLimits:
     async def acquire_rate_slot(self, name: str) -> bool:
         now = time.monotonic()
         with self._lock:
-            if now - self._ticked.get(name, 0.0) < 1 / self._settings[name]["slot_decay_per_second"]:
+            if now - self._granted_at.get(name, 0.0) < 1 / self._settings[name]["slot_decay_per_second"]:
                 return False
-            self._ticked[name] = now
+            self._granted_at[name] = now
             return True
 
 
@@ -193,43 +194,57 @@ async def open_limits(provider: SandboxProvider, run_id: str) -> AsyncIterator[L
 
 
 async def return_lost_slots(client: PrefectClient, name: str) -> GlobalConcurrencyLimitResponse | None:
-    """Renew the proof of the limit with that name or id, and create a missing one.
+    """Free the slots of a limit if the server has lost its proof, and renew or create the proof.
 
-    If the proof is gone, set the slots in use to 0, and return the limit as it was before.
+    Args:
+        client: The client of the server.
+        name: The limit's name or id.
 
-    Raises httpx.HTTPError if the server does not answer.
+    Returns:
+        The limit as it was before, if its slots were freed.
+
+    Raises:
+        httpx.HTTPError: The server does not answer.
     """
-    # The limit was deleted, another process creates the proof, or the server refuses Variables.
+    # One of these errors means that the limit was deleted, that another process creates the proof at the same time, or
+    # that the server refuses Variables.
     with suppress(ObjectNotFound, ObjectAlreadyExists, httpx.HTTPStatusError):
         limit = await client.read_global_concurrency_limit_by_name(name)
-        variable = VARIABLE_PREFIX + limit.id.hex
-        proof = await client.read_variable_by_name(variable)
-        if proof is not None:
-            if await _renew_lease(client, UUID(str(proof.value)), PROOF_SECONDS):
-                return None
+        variable_name = VARIABLE_PREFIX + limit.id.hex
+        proof = await client.read_variable_by_name(variable_name)
+        if proof is None:
+            await _create_proof(client, variable_name)
+        elif not await _renew_lease(client, UUID(str(proof.value)), PROOF_SECONDS):
             await client.update_global_concurrency_limit(limit.name, GlobalConcurrencyLimitUpdate(active_slots=0))
-            await client.delete_variable_by_name(variable)
-        answer = await client.increment_concurrency_slots_with_lease([PROOF_NAME], 1, "concurrency", PROOF_SECONDS)
-        lease = answer.json()["lease_id"]
-        await client.create_variable(VariableCreate(name=variable, value=lease, tags=["rlm-batch"]))
-        return limit if proof is not None else None
+            await client.delete_variable_by_name(variable_name)
+            await _create_proof(client, variable_name)
+            return limit
     return None
+
+
+async def _create_proof(client: PrefectClient, variable_name: str) -> None:
+    answer = await client.increment_concurrency_slots_with_lease([PROOF_NAME], 1, "concurrency", PROOF_SECONDS)
+    lease = answer.json()["lease_id"]
+    await client.create_variable(VariableCreate(name=variable_name, value=lease, tags=["rlm-batch"]))
 
 
 async def return_all_lost_slots(client: PrefectClient) -> list[GlobalConcurrencyLimitResponse]:
     """Give back the lost slots of all limits that have a proof. Return these limits, as they were before.
 
-    Raises httpx.HTTPError.
+    Raises httpx.HTTPError if the server does not answer.
     """
-    only = {"name": {"like_": f"{VARIABLE_PREFIX}%"}}
-    answer = await client.request("POST", "/variables/filter", json={"variables": only, "limit": 200})
-    names = [variable["name"].removeprefix(VARIABLE_PREFIX) for variable in answer.json()]
-    limits = [await return_lost_slots(client, name) for name in names]
-    return [limit for limit in limits if limit is not None and limit.active_slots]
+    only_proofs = {"name": {"like_": f"{VARIABLE_PREFIX}%"}}
+    answer = await client.request("POST", "/variables/filter", json={"variables": only_proofs, "limit": 200})
+    freed: list[GlobalConcurrencyLimitResponse] = []
+    for variable in answer.json():
+        limit = await return_lost_slots(client, variable["name"].removeprefix(VARIABLE_PREFIX))
+        if limit is not None and limit.active_slots:
+            freed.append(limit)
+    return freed
 
 
 async def _renew_lease(client: PrefectClient, lease: UUID, seconds: float) -> bool:
-    """Renew a lease; False if the server does not have it. Raises httpx.HTTPError."""
+    """Renew a lease. Return False if the server does not have it."""
     try:
         await client.renew_concurrency_lease(lease, seconds)
     except httpx.HTTPStatusError as error:

@@ -33,17 +33,17 @@ RENEW_SECONDS = 15.0  # seconds between renewals of a lease; the server may fail
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """A slot of the limit with that name. Its lease is None while the server counts it for another run."""
+    """A slot of a limit."""
 
-    name: str
-    lease: UUID | None
-    granted_at: float
+    name: str  # the limit's name
+    lease: UUID | None  # None if the lease has ended, until the run gets another slot of the limit
+    granted_at: float  # seconds of the event loop's clock
 
 
 class Slots:
     """The slots of one flow run, which its lanes share. Without `limits` each lane gets its slot at once.
 
-    With `limits`, `renew_leases` must run as long as the run holds slots.
+    With `limits`, a task must run `renew_leases` as long as the run holds slots.
     """
 
     def __init__(self, provider: SandboxProvider, admission: Admission, log: Log, limits: Limits | None = None) -> None:
@@ -53,13 +53,13 @@ class Slots:
         self._name = get_limit_name(provider) or ""
         self._max_sandboxes = provider.max_sandboxes if limits else None
         self._creations_per_second = provider.creations_per_second if limits else None
-        self._request_lock = asyncio.Lock()  # Only the lane that has waited longest makes requests.
+        self._request_lock = asyncio.Lock()  # The lane that has waited longest holds it, and makes the requests.
         self._dismissal = asyncio.Event()  # dismisses the lanes that wait now
         self._held: set[Slot] = set()  # the lanes' slots
         self._waiting: Slot | None = None  # a slot of the limit `waiting`, while this run has no other slot
-        self._next_request_at = 0.0
-        self._next_check_at = 0.0
-        self._creation_lock = asyncio.Lock()
+        self._next_request_at = 0.0  # the earliest time of the next request of a slot
+        self._next_check_at = 0.0  # the earliest time of the next check for other runs that wait
+        self._creation_lock = asyncio.Lock()  # held by the lane that waits for its creation
         self._is_server_away = False  # True if the last request had no answer
 
     async def acquire(self) -> Slot | None:
@@ -99,13 +99,13 @@ class Slots:
         return True
 
     def dismiss_waiters(self) -> None:
-        """Return None from all calls that wait for a slot or a permit, because there is no more work."""
+        """Let all calls that wait for a slot or a permit return None, because there is no more work."""
         self.admission.dismiss_waiters()
         self._dismissal.set()
         self._dismissal = asyncio.Event()
 
     def end(self, error: RlmBatchError) -> None:
-        """Open no more sandboxes, because of an error. Open sandboxes stay open."""
+        """Let no more sandboxes open, because of an error. Open sandboxes stay open."""
         self.admission.end(error)
         self.dismiss_waiters()
 
@@ -124,20 +124,18 @@ class Slots:
         await asyncio.gather(*(self.release(slot) for slot in self._held))
 
     async def _poll_for_slot(self, dismissal: asyncio.Event) -> Slot | None:
-        """Request a slot until it is granted or the lane is dismissed."""
+        """Request a slot again and again until one is granted. Return None if the lane is dismissed."""
         while not dismissal.is_set():
             pause = self._next_request_at - _read_clock()
             if pause <= 0:
                 slot = await self._take_slot()
-                if slot is not None:
-                    if not dismissal.is_set():
-                        return slot
+                if slot is not None and dismissal.is_set():
                     await self.release(slot)
-                    break
-                if not self._held and self._waiting is None:  # Other runs see that this run waits.
-                    self._waiting = await self._request_slot(self._name + WAITING)
-                    if self._waiting is not None:
-                        self._log.info("waiting for one of the %s slots of %s", self._max_sandboxes, self._name)
+                    return None
+                if slot is not None:
+                    return slot
+                if not self._held and self._waiting is None:
+                    await self._show_that_this_run_waits()
                 interval = POLL_FOR_MORE_SECONDS if self._held else POLL_SECONDS
                 pause = self._limits.poll_factor * interval * random.uniform(0.75, 1.25)
             with suppress(TimeoutError):
@@ -145,17 +143,22 @@ class Slots:
                     await dismissal.wait()
         return None
 
+    async def _show_that_this_run_waits(self) -> None:
+        """Take a slot of the limit `waiting`, by which other runs see that this run waits."""
+        self._waiting = await self._request_slot(self._name + WAITING)
+        if self._waiting is not None:
+            self._log.info("waiting for one of the %s slots of %s", self._max_sandboxes, self._name)
+
     async def _take_slot(self) -> Slot | None:
         """Take a slot for a lane; None if all are in use. `close` gives it back if the lane is cancelled meanwhile."""
+        request = asyncio.ensure_future(self._request_held_slot())
+        await run_shielded(request)
+        return request.result()
 
-        async def take() -> None:
-            nonlocal slot
-            slot = await self._request_slot(self._name)
-            if slot is not None:
-                self._held.add(slot)
-
-        slot: Slot | None = None
-        await run_shielded(take())
+    async def _request_held_slot(self) -> Slot | None:
+        slot = await self._request_slot(self._name)
+        if slot is not None:
+            self._held.add(slot)
         return slot
 
     async def _request_slot(self, name: str) -> Slot | None:
@@ -166,7 +169,10 @@ class Slots:
         """Renew the slots until cancelled. For a slot whose lease has ended, take another one, now or the next time."""
         while True:
             await asyncio.sleep(RENEW_SECONDS)
-            for slot in [*self._held, *filter(None, [self._waiting])]:
+            slots = list(self._held)
+            if self._waiting is not None:
+                slots.append(self._waiting)
+            for slot in slots:
                 slot.lease = await self._ask_server(self._limits.renew_slot(slot.name, slot.lease), slot.lease)
                 if slot is not self._waiting and slot not in self._held:  # The lane has given it back meanwhile.
                     await self._end_lease(slot)
@@ -180,7 +186,7 @@ class Slots:
         try:
             answer = await request
         except httpx.HTTPError as error:
-            if not self._is_server_away:
+            if not self._is_server_away:  # Log only the first failure in a row.
                 text = "the Prefect server did not answer about the limit %s: %s"
                 self._log.warning(text, self._name, describe_server_error(error))
             self._is_server_away = True

@@ -26,8 +26,8 @@ class CollectedFilesStore:
 
     def __init__(self, ledger: PathOrLocation) -> None:
         self._folder = ledger / FOLDER_NAME
-        self._provisional: dict[str, PathOrLocation] = {}  # places of attempts that may be repeated, by name
-        self._reserve: int | None = None  # bytes of the disk that the run's files leave free
+        self._provisional: dict[str, PathOrLocation] = {}  # folders of attempts that may be repeated, by name
+        self._reserved_bytes: int | None = None  # bytes of the disk that the run's files leave free
 
     @asynccontextmanager
     async def open_partial(self) -> AsyncIterator[Path]:
@@ -43,19 +43,22 @@ class CollectedFilesStore:
             await _delete(partial)
 
     def publish(self, partial: Path, name: str, meta: Meta, *, is_final: bool) -> Meta:
-        """Move an attempt's files to their place, and delete the files of an earlier attempt that was not final.
+        """Move an attempt's files to the folder with that name, and delete those of an earlier attempt.
 
-        Returns the meta with the files' new paths, or with a note if they cannot be moved: the result matters more.
+        The files of an earlier attempt with `is_final` stay. Returns the meta with the files' new paths, or with a note
+        if they cannot be moved: the result matters more.
         """
         earlier = self._provisional.pop(name, None)
-        if earlier is not None:
-            with suppress(OSError):
-                earlier.remove_directory() if isinstance(earlier, Location) else shutil.rmtree(earlier)
+        with suppress(OSError):
+            if isinstance(earlier, Location):
+                earlier.remove_directory()
+            elif earlier is not None:
+                shutil.rmtree(earlier)
         if not meta.collected:
             return meta
         try:
-            self._check_room(partial)
-            place = self._put(partial, name)
+            self._check_free_disk(partial)
+            folder = self._move(partial, name)
         except OSError as error:
             problem = (
                 f"{len(meta.collected):,} collected files could not be written to {self._folder}: "
@@ -63,34 +66,36 @@ class CollectedFilesStore:
             )
             return replace(meta, collected=(), not_collected=(*meta.not_collected, problem))
         if not is_final:
-            self._provisional[name] = place
-        paths = (f"{place}{path[len(str(partial)) :]}" for path in meta.collected)
-        return replace(meta, collected=tuple(paths))
+            self._provisional[name] = folder
+        paths = tuple(path.replace(str(partial), str(folder), 1) for path in meta.collected)
+        return replace(meta, collected=paths)
 
-    def _check_room(self, partial: Path) -> None:
+    def _check_free_disk(self, partial: Path) -> None:
         """Raise OSError if half of the disk space that was free before the first file is used up."""
         if isinstance(self._folder, Location):
             return
-        free = shutil.disk_usage(partial).free
-        if self._reserve is None:
-            self._reserve = free // 2
-        if free < self._reserve:
+        free_bytes = shutil.disk_usage(partial).free
+        if self._reserved_bytes is None:
+            self._reserved_bytes = free_bytes // 2
+        if free_bytes < self._reserved_bytes:
             raise OSError("a run's collected files may take half of the free disk. Keep large files on a volume")
 
-    def _put(self, partial: Path, name: str) -> PathOrLocation:
+    def _move(self, partial: Path, name: str) -> PathOrLocation:
+        """Move the files to the first free folder of NAME, NAME-2, NAME-3, …, and return this folder."""
         for number in itertools.count(1):
-            place = self._folder / (name if number == 1 else f"{name}-{number}")
-            if isinstance(place, Location):
-                if not place.has_files():
-                    place.upload_directory(partial)
-                    return place
-            elif not place.exists():
+            folder = self._folder / (name if number == 1 else f"{name}-{number}")
+            if isinstance(folder, Location):
+                if not folder.has_files():
+                    folder.upload_directory(partial)
+                    return folder
+            elif not folder.exists():
                 try:
-                    partial.rename(place)
-                    return place
+                    partial.rename(folder)
+                    return folder
                 except OSError:
-                    if not place.exists():  # Another run has not taken the place, so the disk failed.
+                    if not folder.exists():
                         raise
+                    # Another run has made the folder meanwhile, so try the next one.
         raise AssertionError
 
 

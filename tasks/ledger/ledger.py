@@ -30,7 +30,7 @@ from ...sandbox.result import Outcome
 from .ledger_line import LedgerLine, LinePosition, SearchLine, encode_line, read_part_lines, read_search_lines
 
 PART_SIZE_BYTES = 64 * 1024 * 1024  # A writer begins a new part after this size.
-SEND_INTERVAL_SECONDS = 5.0  # the longest wait of a line; each upload is a file, and readers list all files
+SEND_INTERVAL_SECONDS = 5.0  # the longest wait of a line; shorter ones make more files, and readers list all files
 SEND_SIZE_BYTES = 8 * 1024 * 1024  # bytes that are sent without a wait
 MAX_HELD_BYTES = 64 * 1024 * 1024  # Writers wait while a slow location leaves so many bytes unsent.
 RETRY_PATIENCE_SECONDS = 60.0  # An upload fails after retries for so long.
@@ -43,8 +43,8 @@ LOCK_RETRY_SECONDS = 0.05  # seconds between two tries to lock a ledger
 class Ledger:
     """One ledger, open for reading and for appending.
 
-    `path` is absolute, or a location. The names of this writer's parts begin with `part_kind`, which is by default that
-    of outcomes, and with `part_prefix`, so that readers can select these parts.
+    `path` is absolute, or a location. `part_kind` is "part" for outcomes. The names of this writer's parts begin with
+    `part_kind` and `part_prefix`, by which readers select parts.
     """
 
     def __init__(self, path: str | os.PathLike[str] | Location, part_prefix: str = "", part_kind: str = "part") -> None:
@@ -52,7 +52,7 @@ class Ledger:
         self.path = parse_location(path)
         self._kind = part_kind
         self._writer = f"{part_kind}-{part_prefix}{uuid.uuid4().hex[:12]}"
-        self._part = 0
+        self._part_number = 0
         self._file: Any = None
         self._lock_descriptor: int | None = None  # the locked directory
         self.has_other_writers = False  # True if another writer was active at `register_writer`
@@ -70,7 +70,7 @@ class Ledger:
                 return
             self.path.mkdir(parents=True, exist_ok=True)
             if not os.access(self.path, os.W_OK | os.X_OK):
-                raise PermissionError(13, "it cannot be written")
+                raise PermissionError(errno.EACCES, "it cannot be written")
         except OSError as error:
             raise ConfigurationError(
                 f"the ledger {self.path} cannot be created: {error.strerror}. Set `results_path` to "
@@ -78,10 +78,10 @@ class Ledger:
             ) from None
 
     def register_writer(self) -> bool:
-        """Mark this writer as active until `unregister_writer` or its process ends. Return True if no other is active.
+        """Lock the directory until `unregister_writer` or the end of the process. Return True if no other has a lock.
 
-        The mark is a lock on the directory. Locations and some file systems have no locks, and locks of other machines
-        may be invisible. There each writer counts as the only writer.
+        Locations and some file systems have no locks, and locks of other machines may be invisible. There each writer
+        counts as the only writer.
         """
         if isinstance(self.path, Location):
             return True
@@ -99,13 +99,13 @@ class Ledger:
         return is_alone
 
     def unregister_writer(self) -> None:
-        """Mark this writer as no longer active."""
+        """Unlock the directory."""
         if self._lock_descriptor is not None:
             os.close(self._lock_descriptor)
             self._lock_descriptor = None
 
     def write_outcome(self, key: str, outcome: Outcome) -> None:
-        """Append the line of an outcome; see `write_line`."""
+        """Append the line of an outcome. Raises OSError as `write_line` does."""
         self.write_line(encode_line(key, outcome))
 
     def write_line(self, data: bytes) -> LinePosition | None:
@@ -122,7 +122,7 @@ class Ledger:
                 if file.write(data) != len(data):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             except OSError:
-                self._close_file()  # The file may end in a part of the line, so the next line needs a new file.
+                self._close_file()  # The file may end with half a line, so the next line needs a new file.
                 raise
             return LinePosition(str(file.name), file.tell() - len(data), len(data))
 
@@ -138,21 +138,22 @@ class Ledger:
             ) from error
 
     def _open_file(self) -> Any:
+        """Return the file for the next line. Replace a file that is full, or that another process has deleted."""
         file = self._file
-        if file is not None and not os.fstat(file.fileno()).st_nlink:
-            # The file or its directory was deleted. Its content exists while it is open.
+        if file is not None and os.fstat(file.fileno()).st_nlink == 0:
+            # The file or its directory was deleted. The content exists while the file is open, so copy it.
             self._file = None
             with file:
                 file.seek(0)
                 shutil.copyfileobj(file, self._open_file())
         elif file is not None and file.tell() >= PART_SIZE_BYTES:
-            self.close()
+            self._close_file()
         if self._file is None:
-            self._part += 1
+            self._part_number += 1
             assert isinstance(self.path, Path)
             self.path.mkdir(parents=True, exist_ok=True)
-            # The file has no buffer, so that each line is one write.
-            self._file = open(self.path / f"{self._writer}-{self._part}.jsonl", "a+b", buffering=0)  # noqa: SIM115
+            path = self.path / f"{self._writer}-{self._part_number}.jsonl"
+            self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 - without a buffer, each line is one write
         return self._file
 
     def close(self) -> None:
@@ -176,22 +177,21 @@ class Ledger:
             yield from read_part_lines(part)
 
     def list_parts(self, part_prefix: str = "") -> list[Path]:
-        """Return the files of the parts. Of a location these are copies, which are deleted with this object."""
+        """Return the files of the parts. Those of a location are copies, which are deleted with this object."""
         pattern = f"{self._kind}-{part_prefix}*.jsonl"
         return self._mirror.refresh(pattern) if isinstance(self.path, Location) else sorted(self.path.glob(pattern))
 
     def read_search_lines(self) -> Iterator[SearchLine]:
-        """Yield the lines of a search, which has one writer at a time, in the order in which they were written."""
-        parts = [
-            (first.written_at, part)
-            for part in self.list_parts()
-            for first in itertools.islice(read_search_lines(part), 1)
-        ]
-        for _, part in sorted(parts):
+        """Yield the lines of a search in the order in which they were written. A search has one writer at a time."""
+        began_at: dict[Path, float] = {}  # the time of each part's first line
+        for part in self.list_parts():
+            for line in itertools.islice(read_search_lines(part), 1):
+                began_at[part] = line.written_at
+        for part in sorted(began_at, key=began_at.__getitem__):
             yield from read_search_lines(part)
 
     def read_new_lines(self, offsets: dict[Path, int]) -> Iterator[LedgerLine]:
-        """Yield the whole lines after the parts' offsets, and update the offsets: the next call yields later lines.
+        """Yield the complete lines after the parts' offsets, and update the offsets for the next call.
 
         Raises OSError if a location does not answer. The next call yields the missing lines.
         """
@@ -213,7 +213,7 @@ class Ledger:
 def list_files(root: Path, pattern: str) -> Iterator[Path]:
     """Yield the matching files in the directories directly below a root, in order. Skip what cannot be read.
 
-    Unlike `Path.glob`, this survives that another process deletes a directory meanwhile.
+    `Path.glob` would fail if another process deletes a directory meanwhile.
     """
     with suppress(OSError):
         for directory in sorted(os.listdir(root)):
@@ -224,7 +224,7 @@ def list_files(root: Path, pattern: str) -> Iterator[Path]:
 
 @contextmanager
 def claim_idle_ledger(path: Path) -> Iterator[bool]:
-    """Yield whether no run writes to the ledger at this path. Then no run can register as its writer until the end.
+    """Yield whether no run writes to the ledger at this path. If so, no run can register as a writer in the context.
 
     Links are not followed.
     """
@@ -249,23 +249,23 @@ class UploadBuffer:
 
     def __init__(self, send: Callable[[int, bytes], object]) -> None:
         self._send = send
-        self._changed = threading.Condition()
+        self._changed = threading.Condition()  # guards the following fields
         self._lines: list[bytes] = []
-        self._size = 0
-        self._number = 0
-        self._unsent = b""  # bytes that are being sent, or could not be sent
-        self._error: OSError | None = None
+        self._size = 0  # bytes of `_lines`
+        self._upload_number = 0
+        self._unsent = b""  # bytes of the upload that is being sent, or could not be sent
+        self._error: OSError | None = None  # the reason if the last upload failed
         self._is_closing = False
         self._thread: threading.Thread | None = None
 
     def write(self, line: bytes) -> None:
         """Add a line to the buffer. Raises OSError if earlier lines cannot be sent."""
         with self._changed:
-            is_ready = self._changed.wait_for(
-                lambda: self._error or self._size < MAX_HELD_BYTES, LONGEST_UPLOAD_SECONDS
-            )
-            if self._error is not None or not is_ready:
-                raise self._error or OSError(errno.ETIMEDOUT, TIMEOUT_TEXT)
+            self._changed.wait_for(lambda: self._error or self._size < MAX_HELD_BYTES, LONGEST_UPLOAD_SECONDS)
+            if self._error is not None:
+                raise self._error
+            if self._size >= MAX_HELD_BYTES:
+                raise OSError(errno.ETIMEDOUT, TIMEOUT_TEXT)
             self._lines.append(line)
             self._size += len(line)
             self._start_thread(RETRY_PATIENCE_SECONDS)
@@ -276,7 +276,8 @@ class UploadBuffer:
         An upload that has failed before gets one try. The buffer accepts lines again afterwards.
         """
         with self._changed:
-            patience, self._error = 0.0 if self._error else RETRY_PATIENCE_SECONDS, None
+            patience = RETRY_PATIENCE_SECONDS if self._error is None else 0.0
+            self._error = None
             self._is_closing = True
             self._start_thread(patience)
             has_ended = self._changed.wait_for(lambda: self._thread is None, LONGEST_UPLOAD_SECONDS)
@@ -295,35 +296,36 @@ class UploadBuffer:
 
     def _send_lines(self, patience: float) -> None:
         """Send the lines when they are due, until the buffer is empty or an upload fails."""
-        error: OSError | None = None
-        while error is None:
+        while True:
             with self._changed:
                 self._changed.wait_for(
                     lambda: self._unsent or self._is_closing or self._size >= SEND_SIZE_BYTES, SEND_INTERVAL_SECONDS
                 )
                 if not self._unsent:
-                    self._unsent, self._lines, self._size = b"".join(self._lines), [], 0
-                    self._number += 1
+                    self._unsent = b"".join(self._lines)
+                    self._lines, self._size = [], 0
+                    self._upload_number += 1
                     self._changed.notify_all()
             error = self._send_with_retries(patience)
             with self._changed:
                 if error is None:
                     self._unsent = b""
                 if error is not None or not self._lines:
-                    self._error, self._thread = error, None
+                    self._error = error
+                    self._thread = None
                     self._changed.notify_all()
                     return
 
     def _send_with_retries(self, patience: float) -> OSError | None:
         """Send the upload, with retries for `patience` seconds. Return the last error if all tries failed."""
-        deadline_at = time.monotonic() + patience
+        give_up_at = time.monotonic() + patience
         for failure_count in itertools.count():
             try:
-                self._send(self._number, self._unsent)
+                self._send(self._upload_number, self._unsent)
                 return None
             except Exception as error:  # noqa: BLE001 - after any error the lines have not arrived
                 delay = compute_backoff(failure_count, 0.5, LONGEST_DELAY_SECONDS)
-                if time.monotonic() + delay > deadline_at:
+                if time.monotonic() + delay > give_up_at:
                     text = str(error) or type(error).__name__
                     return error if isinstance(error, OSError) else OSError(errno.EIO, text)
             time.sleep(delay)

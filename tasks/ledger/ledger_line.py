@@ -1,4 +1,4 @@
-"""Lines of a ledger: their content, their encoding and parsing, and their positions.
+"""Lines of a ledger: their contents, their encoding and parsing, and their positions.
 
 Most lines are outcomes of executions. A search adds a line with a trial's point before the trial runs, and a line for
 each report with the pruner's decision. A recursive query adds a line for each turn when it ends. Readers of outcomes
@@ -12,7 +12,6 @@ import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -25,12 +24,13 @@ from ...sandbox.queries.budget import Usage
 from ...sandbox.result import Outcome, Result
 
 VERSION = 1  # the version of the format of ledger lines, run records and the files of shards
-MAX_LINE_BYTES = 256 * 1024 * 1024  # bytes of a line; longer ones are not ours
+MAX_LINE_BYTES = 256 * 1024 * 1024  # rlm-batch writes no longer line
 WrittenAt = Annotated[float, Field(validation_alias="at")]
 QUERIES, USAGE = TypeAdapter(QuerySummary), TypeAdapter(Usage)
-MAX_NUMBER = 1e15  # larger times, sizes and counts are not ours
+MAX_NUMBER = 1e15  # rlm-batch writes no larger times, sizes and counts
 NUMBER_TYPES = (int, float, int | None, float | None)
-NUMBER_NAMES = {"at", *(item.name for item in (*fields(Meta), *fields(QuerySummary)) if item.type in NUMBER_TYPES)}
+NUMBER_FIELDS = [item.name for item in fields(Meta) + fields(QuerySummary) if item.type in NUMBER_TYPES]
+NUMBER_NAMES = {"at", *NUMBER_FIELDS}
 
 
 class ErrorFields(BaseModel):
@@ -66,16 +66,13 @@ class LinePosition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LedgerLine:
-    """The line of an outcome, read from a ledger, and `written_at` in epoch seconds.
-
-    For a ledger at a location, the part in `position` is a local copy, which is deleted with its `Ledger` object.
-    """
+    """The line of an outcome, read from a ledger."""
 
     key: str
-    written_at: float
+    written_at: float  # epoch seconds
     is_success: bool
     data: dict[str, Any]
-    position: LinePosition
+    position: LinePosition  # For a ledger at a location, in a local copy that is deleted with its `Ledger` object.
 
     def to_outcome(self) -> Outcome:
         """Return the result or the failure that the line holds."""
@@ -84,16 +81,13 @@ class LedgerLine:
 
 @dataclass(frozen=True, slots=True)
 class AskedTrial:
-    """A trial's point: its key and number, its variables, and the number of their alternative in the space.
-
-    `search` is a digest of the space, the code, and the fingerprint in the keys of the search's trials.
-    """
+    """The point of a trial."""
 
     key: str
-    index: int
+    index: int  # the number of the trial
     variables: dict[str, Any]
-    alternative: int
-    search: str
+    alternative: int  # the number of the space's alternative to which the variables belong
+    search: str  # a digest of the space, the code, and the fingerprint in the keys of the search's trials
     written_at: WrittenAt = 0.0
 
 
@@ -110,7 +104,7 @@ class TrialReport:
 
 
 SearchLine = AskedTrial | TrialReport | LedgerLine
-Forms = Mapping[str, TypeAdapter[Any]]  # the form of a line by its status
+Forms = Mapping[str, TypeAdapter[Any]]  # the type of a line by its status
 TRIAL_FORMS: Forms = {"asked": TypeAdapter(AskedTrial), "reported": TypeAdapter(TrialReport)}
 
 
@@ -147,13 +141,13 @@ def encode_trial_report(report: TrialReport) -> bytes:
 
 
 def encode_turn(key: str, index: int, prompt: str, depth: int, number: int, turn: dict[str, Any]) -> bytes:
-    """Return the line of a recursive query's turn, with the number from 1. The execution's outcome has the turn too."""
+    """Return the line of a recursive query's turn. `number` counts from 1. The execution's outcome has the turn too."""
     start = {"index": index, "status": "turn", "depth": depth, "prompt": prompt, "number": number}
     return encode_fields(key, {**start, "turn": turn})
 
 
 def encode_usage(key: str, index: int, attempt: int, usage: Usage) -> bytes:
-    """Return the line of the model's usage by an attempt so far. A run that is killed has no other line of it."""
+    """Return the line of an attempt's usage of models so far, which would be lost if the run is killed."""
     return encode_fields(key, {"index": index, "attempt": attempt, "status": "used", "usage": asdict(usage)})
 
 
@@ -165,53 +159,56 @@ def encode_fields(key: str, fields: dict[str, Any]) -> bytes:
 
 def read_part_lines(part: Path, offset: int = 0) -> Iterator[LedgerLine]:
     """Yield the outcomes' lines in a part after an offset in bytes. Skip damaged and foreign lines."""
-    lines = (parse_line(raw, position) for raw, position in read_raw_lines(part, offset))
-    return (line for line in lines if line is not None)
+    for raw, position in read_raw_lines(part, offset):
+        line = parse_line(raw, position)
+        if line is not None:
+            yield line
 
 
 def count_usage(parts: Iterable[Path]) -> Usage:
     """Return the model's usage by all attempts in the parts, including those that were interrupted."""
-    total, attempts = Usage(), dict[tuple[str, str, int], Usage]()
-    in_order = sorted(parts, key=lambda part: (len(part.name), part.name))  # A writer's second part before its tenth.
-    lines = ((raw, part.name.rpartition("-")[0]) for part in in_order for raw, _ in read_raw_lines(part))
-    for raw, writer in lines:
-        try:
-            line = json.loads(raw)
-            attempt = writer, line["key"], line["attempt"]
-            if line["status"] == "used":
-                attempts[attempt] = USAGE.validate_python(line["usage"])
-            else:
-                attempts.pop(attempt, None)
-                used = QUERIES.validate_python(line["meta"].get("queries") or {})
-                total += Usage(used.calls, used.prompt_tokens, used.completion_tokens, used.cost)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            continue
-    return sum(attempts.values(), total)
+    total = Usage()
+    unfinished: dict[tuple[str, str, int], Usage] = {}  # the last usage of attempts without an outcome so far
+    for part in sorted(parts, key=lambda part: (len(part.name), part.name)):  # A writer's second part before its tenth.
+        writer = part.name.rpartition("-")[0]
+        for raw, _ in read_raw_lines(part):
+            try:
+                line = json.loads(raw)
+                attempt = writer, line["key"], line["attempt"]
+                if line["status"] == "used":
+                    unfinished[attempt] = USAGE.validate_python(line["usage"])
+                else:
+                    unfinished.pop(attempt, None)
+                    queries = QUERIES.validate_python(line["meta"].get("queries") or {})
+                    total += Usage(queries.calls, queries.prompt_tokens, queries.completion_tokens, queries.cost)
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+                continue  # The line is damaged or has no usage.
+    return sum(unfinished.values(), total)
 
 
 def read_raw_lines(part: Path, offset: int = 0) -> Iterator[tuple[bytes, LinePosition]]:
     """Yield the complete lines of a part after an offset in bytes, and their positions."""
     path = str(part)  # All positions share one text.
-    with open(part, "rb", opener=_open_at_once) as file:
+    with open(part, "rb", opener=_open_without_waiting) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             return  # A pipe or a device could be endless.
         file.seek(offset)
-        for raw in iter(partial(file.readline, MAX_LINE_BYTES), b""):
-            start, offset = offset, offset + len(raw)
+        while raw := file.readline(MAX_LINE_BYTES):
             if not raw.endswith(b"\n"):
                 return  # The writer of the line was killed, or is writing it.
-            yield raw, LinePosition(path, start, len(raw))
+            yield raw, LinePosition(path, offset, len(raw))
+            offset += len(raw)
 
 
-def _open_at_once(path: str, flags: int) -> int:
-    """Open a file, and do not wait for the writer of a pipe."""
+def _open_without_waiting(path: str, flags: int) -> int:
+    """Open a file. Opening a pipe would otherwise wait for a writer."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
 def read_raw_line(position: LinePosition) -> bytes:
     """Return the bytes at a position, or b"" if the part was deleted."""
     try:
-        with open(position.part, "rb", opener=_open_at_once) as file:
+        with open(position.part, "rb", opener=_open_without_waiting) as file:
             file.seek(position.offset)
             return file.read(position.length)
     except OSError:
@@ -224,38 +221,39 @@ def read_line(position: LinePosition) -> LedgerLine | None:
 
 
 def parse_line(raw: bytes, position: LinePosition) -> LedgerLine | None:
-    """Return the outcome's line; None if it is damaged or foreign.
+    """Return the outcome's line; None if it is damaged, or is not an outcome.
 
     Raises ConfigurationError if a newer version of rlm-batch wrote it.
     """
-    constants: list[str] = []  # NaN and infinities, which are null in a line
+    constants: list[str] = []  # NaN and infinities, which rlm-batch does not write
     try:
         data = json.loads(raw, parse_constant=constants.append)
         check_version(data, position.part)
         is_success = {"succeeded": True, "failed": False}[data["status"]]
         if is_success and (constants or "error" in data):
             return None
-        _ = data["outputs" if is_success else "error"]
+        if ("outputs" if is_success else "error") not in data:
+            return None
         data["meta"]["queries"] = data["meta"].get("queries") or {}
         LineFields.model_validate(data)
-        _check_numbers(data, data["meta"], data["meta"]["queries"])
+        for numbers in (data, data["meta"], data["meta"]["queries"]):
+            _check_numbers(numbers)
         restore_outcome(data)
     except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError):
         return None
     return LedgerLine(data["key"], data["at"], is_success, data, position)
 
 
-def _check_numbers(*parts: dict[str, Any]) -> None:
-    """Raise ValueError for a number in the wrong form or beyond `MAX_NUMBER`, with which a report cannot calculate."""
-    for part in parts:
-        for name in NUMBER_NAMES & part.keys():
-            value = part[name]
-            if isinstance(value, bool | str) or abs(value or 0) >= MAX_NUMBER:
-                raise ValueError(f"{name} is an impossible number")
+def _check_numbers(data: dict[str, Any]) -> None:
+    """Raise ValueError for a value that is not a number, or a number with which a report cannot calculate."""
+    for name in NUMBER_NAMES & data.keys():
+        value = data[name]
+        if isinstance(value, bool | str) or abs(value or 0) >= MAX_NUMBER:
+            raise ValueError(f"{name} is an impossible number")
 
 
 def read_search_lines(part: Path) -> Iterator[SearchLine]:
-    """Yield the lines of a search and its outcomes in a part. Skip damaged and foreign lines."""
+    """Yield the points, reports and outcomes of a search in a part. Skip damaged and foreign lines."""
     for raw, position in read_raw_lines(part):
         line = parse_line(raw, position) or parse_form(raw, position.part, TRIAL_FORMS)
         if line is not None:
@@ -263,7 +261,7 @@ def read_search_lines(part: Path) -> Iterator[SearchLine]:
 
 
 def parse_form(raw: bytes, part: str, forms: Forms) -> Any:
-    """Return the line in the form of its status; None if it is damaged or has another status.
+    """Return the line as the type that `forms` has for its status; None if it is damaged or has another status.
 
     Raises ConfigurationError if a newer version of rlm-batch wrote it.
     """

@@ -45,7 +45,7 @@ class OutputLine(BaseModel):
 
 
 class RequestLine(OutputLine):
-    """A request to a model: the number of kept messages of the request before, and the further messages."""
+    """A request to a model. It has the first `kept` messages of the request before, and then `messages`."""
 
     kept: int
     messages: list[Json]
@@ -56,9 +56,9 @@ REQUEST_FORMS: Forms = {"request": TypeAdapter(RequestLine), "output": TypeAdapt
 
 
 class ModelLedger:
-    """A writer of lines of one kind beside the outcomes. It ignores errors: the write of an outcome reports them.
+    """A writer of files beside the outcomes, whose names begin with `kind` and `part_prefix`.
 
-    The names of the files begin with `kind` and `part_prefix`.
+    It ignores an OSError, because writing an outcome reports it.
     """
 
     def __init__(self, path: PathOrLocation, kind: str, part_prefix: str = "") -> None:
@@ -76,7 +76,7 @@ class ModelLedger:
 
 
 class AnswerLedger(ModelLedger):
-    """The answers in a ledger. With a `root`, an index also finds the answers in every ledger directly below it.
+    """The answers in a ledger. With a `root`, an index also finds the answers in every ledger directly below the root.
 
     If the index fails, the model is asked again.
     """
@@ -92,19 +92,20 @@ class AnswerLedger(ModelLedger):
         if self._index is not None:
             self._index.refresh()
         for part in self._ledger.list_parts():
-            self._answers |= {key: position for key, position in _read_keys(part, 0) if key is not None}
+            for key, position in _read_keys(part, 0):
+                if key is not None:
+                    self._answers[key] = position
 
     def find_answer(self, key: str) -> str | None:
         """Return the answer to the question with a key, or None if it is unknown."""
         known = self._answers.get(key)
         if isinstance(known, str):
             return known
-        text = None if known is None else _read_answer(known, key)
-        if text is None and self._index is not None:
+        answer = _read_answer(known, key)
+        if answer is None and self._index is not None:
             with suppress(OSError):
-                position = self._index.find_position(key)
-                text = None if position is None else _read_answer(position, key)
-        return text
+                answer = _read_answer(self._index.find_position(key), key)
+        return answer
 
     def add_answer(self, key: str, model: str, text: str) -> None:
         """Write an answer of a model."""
@@ -118,8 +119,10 @@ def _read_keys(part: Path, offset: int) -> Iterator[tuple[str | None, LinePositi
         yield (None if line is None else line.key), position
 
 
-def _read_answer(position: LinePosition, key: str) -> str | None:
-    """Return the answer at a position; None if the line there no longer has the key."""
+def _read_answer(position: LinePosition | None, key: str) -> str | None:
+    """Return the answer at a position; None without a position, or if the line there no longer has the key."""
+    if position is None:
+        return None
     line = parse_form(read_raw_line(position), position.part, ANSWER_FORMS)
     return line.answer if line is not None and line.key == key else None
 
@@ -133,23 +136,23 @@ class TranscriptLedger(ModelLedger):
 
     def write(self, execution: Execution, line: Json) -> None:
         """Write a line of `Transcript` without credentials."""
-        fields = self._clean(line)
+        fields = self._hide_credentials(line)
         if "logprobs" in fields and HIDDEN in fields["answer"] + fields.get("reasoning_content", ""):
-            del fields["logprobs"]  # The tokens of a credential would be in them one by one.
+            del fields["logprobs"]  # It would show the credential token by token.
         self._write(encode_fields(execution.key, {"index": execution.index, "attempt": execution.attempt, **fields}))
 
-    def _clean(self, value: Any) -> Any:
+    def _hide_credentials(self, value: Any) -> Any:
         if isinstance(value, str):
             return self._hide(value)
         if isinstance(value, dict):
-            return {name: self._clean(item) for name, item in value.items()}  # type: ignore[reportUnknownVariableType]
+            return {name: self._hide_credentials(item) for name, item in value.items()}  # type: ignore[reportUnknownVariableType]
         if isinstance(value, list):
-            return [self._clean(item) for item in value]  # type: ignore[reportUnknownVariableType]
+            return [self._hide_credentials(item) for item in value]  # type: ignore[reportUnknownVariableType]
         return value
 
 
 class TranscriptReader:
-    """A reader of the requests in a ledger. Only the positions of the lines are in memory."""
+    """A reader of the requests in a ledger. It keeps only the positions of the lines in memory."""
 
     def __init__(self, path: PathOrLocation) -> None:
         self._ledger = Ledger(path, part_kind=REQUESTS)
@@ -161,7 +164,7 @@ class TranscriptReader:
                     self._positions.setdefault(get_session(line.query), []).append(position)
 
     def read_session(self, session: str) -> Iterator[Json]:
-        """Yield the lines of a session in the order in which the requests ended."""
+        """Yield the lines of a session, in the order in which the requests ended."""
         for position in self._positions.get(session, ()):
             line = parse_form(read_raw_line(position), position.part, REQUEST_FORMS)
             if line is not None:

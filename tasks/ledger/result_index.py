@@ -1,4 +1,4 @@
-"""The results root, which has new ledgers by default, its indexes, and the cache of results of earlier runs.
+"""The results root, which is the default folder of new ledgers, its indexes, and the results of earlier runs.
 
 An index is built from the ledgers and can be deleted at any time. A refresh reads only the new lines.
 """
@@ -44,8 +44,8 @@ def get_spill_directory() -> Path:
 class PartIndex:
     """An index of lines by key, in the parts of every ledger directly below a root.
 
-    `read_keys` reads a part after an offset. It yields each line's key and position; the key is None for a line that
-    the index skips. The methods raise OSError if the disk is full or the index is damaged.
+    `read_keys` yields the key and the position of each line in a part after an offset. The index skips lines whose key
+    is None. The methods raise OSError if the disk is full or the index is damaged.
     """
 
     def __init__(self, root: Path, file_name: str, part_pattern: str, read_keys: ReadKeys) -> None:
@@ -58,20 +58,20 @@ class PartIndex:
     def refresh(self) -> None:
         """Index the lines that were appended to the ledgers since the last call."""
         with self._open_database() as database, database:  # `with database` is one transaction.
-            sizes: dict[str, int] = dict(database.execute("select path, size from parts"))
+            indexed_bytes: dict[str, int] = dict(database.execute("select path, size from parts"))
             for part in list_files(self._root, self._part_pattern):
-                indexed = sizes.get(str(part), 0)  # bytes
+                offset = indexed_bytes.get(str(part), 0)
                 with suppress(FileNotFoundError):  # `rlm-batch prune` may delete it meanwhile.
-                    if os.path.getsize(part) <= indexed:
+                    if os.path.getsize(part) <= offset:
                         continue
-                    for key, position in self._read_keys(part, indexed):
-                        indexed = position.end
+                    for key, position in self._read_keys(part, offset):
+                        offset = position.end
                         if key is not None:
                             database.execute("insert or replace into results values (?, ?, ?, ?)", (key, *position))
-                database.execute("insert or replace into parts values (?, ?)", (str(part), indexed))
+                database.execute("insert or replace into parts values (?, ?)", (str(part), offset))
 
     def find_position(self, key: str) -> LinePosition | None:
-        """Return the position of a key's line at the last refresh, or None without a line."""
+        """Return the position of the key's line at the last refresh, or None if there was no such line."""
         with self._open_database() as database:
             row = database.execute("select path, start, length from results where key = ?", (key,)).fetchone()
         return LinePosition(*row) if row else None
@@ -109,38 +109,38 @@ def _read_success_keys(part: Path, offset: int) -> Iterator[tuple[str | None, Li
 
 @dataclass(frozen=True, slots=True)
 class ResultCache:
-    """The results of earlier runs by keys, first from the run's own ledger and then from all ledgers.
-
-    `find_previous_line` returns the line that the ledger had for a key when the run started, or None. It is called once
-    for each execution. `latest_keys` has the key of the last line for each execution's number. If another job has run
-    on the ledger since, its outcomes would count, so the result that this run takes is written again.
-    """
+    """The results of earlier runs by keys, first from the run's own ledger and then from all ledgers."""
 
     ledger: Ledger
-    find_previous_line: Callable[[str], LedgerLine | None]
+    lines: dict[str, LedgerLine]  # the ledger's lines by key when the run started, until their executions are looked up
     index: ResultIndex | None = None
-    latest_keys: Mapping[int, str] = field(default_factory=dict[int, str])
+    latest_keys: Mapping[int, str] = field(
+        default_factory=dict[int, str]
+    )  # the last line's key by an execution's index
 
     def find_result(
         self, execution: Execution, should_take: Callable[[Result], bool] = lambda _result: True
     ) -> Result | None:
-        """Return the result that the execution has from an earlier run, if `should_take` accepts it."""
-        line = self.find_previous_line(execution.key)
+        """Return the result that the execution has from an earlier run, if `should_take` accepts it.
+
+        Call this once for each execution.
+        """
+        line = self.lines.pop(execution.key, None)
         outcome = None if line is None else line.to_outcome()
         if isinstance(outcome, Result) and should_take(outcome):
             is_latest = self.latest_keys.get(execution.index, execution.key) == execution.key
             if not is_latest and execution.place == NO_PLACE:
-                self.adopt_result(execution, outcome)
+                # Another job has run on the ledger since. Reports would take its outcome of this index.
+                self._write_to_own_ledger(execution, outcome)
             return outcome
         if line is not None and isinstance(outcome, Failure) and not is_interruption(outcome.error, outcome.meta):
             execution.failed_at = line.written_at
         line = None if self.index is None else self.index.find_result(execution.key)
         outcome = None if line is None else line.to_outcome()
         if isinstance(outcome, Result) and should_take(outcome):
-            self.adopt_result(execution, outcome)
+            self._write_to_own_ledger(execution, outcome)
             return outcome
         return None
 
-    def adopt_result(self, execution: Execution, result: Result) -> None:
-        """Write a result to this run's own ledger, because the ledger lacks it or has a later one of another job."""
+    def _write_to_own_ledger(self, execution: Execution, result: Result) -> None:
         self.ledger.write_outcome(execution.key, with_index(result, execution.index, execution.place))

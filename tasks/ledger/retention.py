@@ -25,40 +25,37 @@ LEDGER_NAMES = (
     ".*.partial",
 )  # fmt: skip
 DELETED = ".deleted"  # Folders are moved here before they are deleted. Readers of the results root skip it.
+BLOCK_BYTES = 512  # the unit of `st_blocks`
 
 
 @dataclass(frozen=True, slots=True)
 class OldFolder:
-    """A folder that may be deleted: a ledger with its last run, or a folder of the cache, whose `record` is None.
+    """A ledger or a folder of the cache that may be deleted."""
 
-    `used_at` is in epoch seconds: the last change of a ledger, or the last use of a folder of the cache.
-    """
-
-    root: Path
+    root: Path  # the results root, or the root of the cache
     path: Path
-    used_at: float
+    used_at: float  # epoch seconds: the last change of a ledger, or the last use of a folder of the cache
     size_bytes: int
-    record: RunRecord | None = None
+    record: RunRecord | None = None  # the last run of a ledger; None for a folder of the cache
 
 
 @dataclass(frozen=True, slots=True)
 class KeptFolder:
-    """An old folder that stays, and why."""
+    """An old folder that stays, and the reason."""
 
     path: Path
     reason: str
 
 
 def list_old_folders(root: Path, cache: Path, before: float) -> Iterator[OldFolder | KeptFolder]:
-    """Yield the ledgers below the results root and the folders of the cache that nothing has used since a time.
+    """Yield the ledgers below the results root, and the folders of the cache, that were not used since `before`.
 
     Args:
         root: The results root.
         cache: The root of the cache.
         before: The time, in epoch seconds.
     """
-    known = read_known_runs(root)
-    for record in reversed(known.list_latest()):
+    for record in reversed(read_known_runs(root).list_latest()):
         path = Path(record.results_path)
         if path.parent != root or record.began >= before or (record.ended or 0.0) >= before:
             continue
@@ -66,27 +63,33 @@ def list_old_folders(root: Path, cache: Path, before: float) -> Iterator[OldFold
             yield KeptFolder(path, "it is a link")
             continue
         size_bytes, changed_at = _measure(path)
-        if changed_at >= before:
-            continue
-        with claim_idle_ledger(path) as is_idle:
-            pass  # The lock must not last while the caller looks at the folder.
-        foreign = [name for name in os.listdir(path) if not any(fnmatch.fnmatch(name, ours) for ours in LEDGER_NAMES)]
-        if not is_idle:
-            yield KeptFolder(path, "a run uses it")
-        elif foreign:
-            yield KeptFolder(path, f"rlm-batch did not write {foreign[0]!r} in it")
-        else:
-            yield OldFolder(root, path, changed_at, size_bytes, record)
+        if changed_at < before:
+            reason = _find_reason_to_keep(path)
+            yield KeptFolder(path, reason) if reason else OldFolder(root, path, changed_at, size_bytes, record)
     for path, used_at in list_cached_folders():
         if used_at < before:
-            with claim_idle_ledger(path) as is_idle:
-                pass  # The lock must not last while the caller looks at the folder.
-            folder = OldFolder(cache, path, used_at, _measure(path)[0])
-            yield folder if is_idle else KeptFolder(path, "a run uses it")
+            size_bytes, _ = _measure(path)
+            is_used = not _is_idle(path)
+            yield KeptFolder(path, "a run uses it") if is_used else OldFolder(cache, path, used_at, size_bytes)
+
+
+def _find_reason_to_keep(ledger: Path) -> str | None:
+    """Return why a ledger must stay: a run uses it, or it has files of another origin."""
+    if not _is_idle(ledger):
+        return "a run uses it"
+    for name in os.listdir(ledger):
+        if not any(fnmatch.fnmatch(name, pattern) for pattern in LEDGER_NAMES):
+            return f"rlm-batch did not write {name!r} in it"
+    return None
+
+
+def _is_idle(path: Path) -> bool:
+    with claim_idle_ledger(path) as is_idle:
+        return is_idle
 
 
 def delete_folder(folder: OldFolder) -> int | KeptFolder:
-    """Delete a folder if nothing has used it since it was listed. Return the freed bytes, or why it stays."""
+    """Delete a folder if nothing has used it since it was listed. Return the freed bytes, or the reason if it stays."""
     with claim_idle_ledger(folder.path) as is_idle:
         if not is_idle:
             return KeptFolder(folder.path, "a run uses it")
@@ -109,16 +112,16 @@ def delete_folder(folder: OldFolder) -> int | KeptFolder:
 
 
 def remove_remains(root: Path, cache: Path, before: float) -> None:
-    """Delete what no run needs besides the old folders.
+    """Delete files that no run needs, in addition to the old folders.
 
-    These are the rest of folders whose deletion was interrupted, old records of ledgers elsewhere that are gone, and
-    files of long parameters that no run has started with since `before`.
+    These are folders whose deletion was interrupted, records of deleted ledgers outside of the root, and long
+    parameters. The records and parameters are deleted if they have not changed since `before`.
     """
     for folder in (root / DELETED, cache / DELETED):
         if not folder.is_symlink():
             shutil.rmtree(folder, ignore_errors=True)
-    existing = {record.id for record in read_known_runs(root).records}
-    records = [path for path in root.glob(PATTERN) if path.stem.removeprefix("run-") not in existing]
+    existing_ids = {record.id for record in read_known_runs(root).records}
+    records = [path for path in root.glob(PATTERN) if path.stem.removeprefix("run-") not in existing_ids]
     parameters = [path for path in get_spill_directory().glob("*") if SPILLED_FILE.fullmatch(path.name)]
     for path in records + parameters:
         if not path.is_symlink() and path.is_file() and path.lstat().st_mtime < before:
@@ -126,10 +129,12 @@ def remove_remains(root: Path, cache: Path, before: float) -> None:
 
 
 def _measure(folder: Path) -> tuple[int, float]:
-    """Return the bytes that a folder takes on the disk, and its last change. Links are not followed."""
-    states: list[os.stat_result] = []
+    """Return the bytes that a folder takes on the disk, and the time of its last change. Links are not followed."""
+    size_bytes, changed_at = 0, 0.0
     for directory, _, names in os.walk(folder):
-        for path in (directory, *(os.path.join(directory, name) for name in names)):
+        for name in (".", *names):
             with suppress(OSError):
-                states.append(os.lstat(path))
-    return sum(state.st_blocks for state in states) * 512, max((state.st_mtime for state in states), default=0.0)
+                state = os.lstat(os.path.join(directory, name))
+                size_bytes += state.st_blocks * BLOCK_BYTES
+                changed_at = max(changed_at, state.st_mtime)
+    return size_bytes, changed_at

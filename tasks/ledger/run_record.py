@@ -27,15 +27,15 @@ from .result_index import get_results_root
 Direction = Literal["minimize", "maximize"]
 Aggregate = Literal["mean", "median", "min", "max"]
 PATTERN = "run-*.json"
-MAX_RECORD_BYTES = 16 * 1024 * 1024  # larger files are not records
-MAX_TIME = 1e11  # epoch seconds; `time.gmtime` refuses much larger ones
+MAX_RECORD_BYTES = 16 * 1024 * 1024  # rlm-batch writes no larger record
+MAX_TIME = 1e11  # epoch seconds; `time.gmtime` refuses much larger times
 MAX_LISTED = 5  # runs that an error lists
 Time = Annotated[float, Field(ge=0, lt=MAX_TIME)]
 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """A submitted field for the comparison of trials, and whether the least or the greatest value is the best."""
+    """A submitted field by which trials are compared, and whether its least or its greatest value is the best."""
 
     name: str
     direction: Direction = "minimize"
@@ -43,18 +43,14 @@ class Objective:
 
 @dataclass(frozen=True, slots=True)
 class ReportSpec:
-    """A flow's word for an execution, and its objectives.
+    """The settings of a flow run's reports."""
 
-    `space` is the JSON of the searched space. With `repeats`, each group of executions counts as one, by the
-    `aggregate` of its objectives. `constraints` are the fields that are at most 0 in a feasible trial.
-    """
-
-    noun: str = "execution"
+    noun: str = "execution"  # the flow's word for an execution
     objectives: tuple[Objective, ...] = ()
-    space: Any = None
-    repeats: Repeats | None = None
-    aggregate: Aggregate = "mean"
-    constraints: tuple[str, ...] = ()
+    space: Any = None  # the searched space as JSON
+    repeats: Repeats | None = None  # With repeats, each group of executions counts as one.
+    aggregate: Aggregate = "mean"  # combines the objectives of a group
+    constraints: tuple[str, ...] = ()  # the fields that are at most 0 in a feasible trial
 
     @property
     def objective(self) -> str | None:
@@ -85,16 +81,20 @@ class ReportSpec:
         }
 
     def is_feasible(self, fields: Mapping[str, Any]) -> bool:
-        """Return whether each constraint is a number of at most 0, or False, in a trial's fields."""
-        values = [fields.get(name) for name in self.constraints]
-        return all(isinstance(value, (int, float)) and value <= 0 for value in values)
+        """Return whether each constraint's field is a number of at most 0, or False."""
+        for name in self.constraints:
+            value = fields.get(name)
+            if not isinstance(value, (int, float)) or not value <= 0:  # NaN is not feasible.
+                return False
+        return True
 
 
 @dataclass(slots=True)
 class RunRecord:
-    """One start of a flow run. Times are in epoch seconds. `ended` is None while it runs, or if it was killed.
+    """One start of a flow run. Times are in epoch seconds.
 
-    The counts of outcomes, and the best score and the number of its trial, are those of the end; None before.
+    `ended` is None while the run lasts, and if it was killed. `succeeded`, `failed`, `best` and `best_index` are None
+    until the end.
     """
 
     flow: str
@@ -118,8 +118,8 @@ class RunRecord:
     ended: Time | None = None
     succeeded: int | None = None
     failed: int | None = None
-    best: float | None = None
-    best_index: int | None = None
+    best: float | None = None  # the best score
+    best_index: int | None = None  # the index of the trial with the best score
     front: int = 0  # trials on the Pareto front
     sandboxes: int = 0
     sandbox_seconds: Time = 0.0  # the sum of the times that the sandboxes were open
@@ -130,7 +130,7 @@ class RunRecord:
 
     @property
     def report_spec(self) -> ReportSpec:
-        """The flow's word for an execution, and its objectives."""
+        """The settings of the run's reports."""
         objectives = tuple(Objective(item["name"], item["direction"]) for item in self.objectives)
         if self.objective is not None:
             objectives = (Objective(self.objective, self.direction),)
@@ -151,14 +151,15 @@ class RunRecord:
                 write_file(root / f"run-{self.id}.json", data)
 
     def get_status(self) -> Literal["ended", "running", "killed"] | None:
-        """Return "killed" if the run's process ended without a word, and None if this machine cannot know."""
+        """Return "killed" if the process of an unfinished run has gone, or None if this machine cannot know."""
         if self.ended is not None:
             return "ended"
         path = parse_location(self.results_path)
-        if not isinstance(path, Location):
-            with suppress(OSError), claim_idle_ledger(path) as is_idle:  # The file system may have no locks.
-                return "killed" if is_idle else "running"
-        return None
+        if isinstance(path, Location):
+            return None
+        with suppress(OSError), claim_idle_ledger(path) as is_idle:
+            return "killed" if is_idle else "running"
+        return None  # The file system has no locks.
 
     def finish(self) -> None:
         """Write the record again, with the time of the end."""
@@ -176,9 +177,12 @@ def list_run_records(ledger: PathOrLocation) -> list[RunRecord]:
     """
     mirror = LocalMirror(ledger) if isinstance(ledger, Location) else None
     paths = ledger.glob(PATTERN) if mirror is None else mirror.refresh(PATTERN)  # type: ignore[union-attr]
-    records = [record for path in paths if (record := _read_record(path)) is not None]
-    for record in records:
-        record.results_path = str(ledger)
+    records: list[RunRecord] = []
+    for path in paths:
+        record = _read_record(path)
+        if record is not None:
+            record.results_path = str(ledger)
+            records.append(record)
     return sorted(records, key=lambda record: record.began)
 
 
@@ -197,29 +201,37 @@ class KnownRuns:
         return list(latest.values())
 
     def find(self, text: str) -> RunRecord:
-        """Return the latest start of the run with that id or name, or the only one whose id, name or path begins so.
+        """Return the latest start of a run.
 
-        Raises ConfigurationError if there is no such run, or if the text begins those of several runs.
+        Args:
+            text: The run's id or name, or the beginning of its id, name or path.
+
+        Raises:
+            ConfigurationError: There is no such run, or several runs begin with the text.
         """
         path = os.path.abspath(os.path.expanduser(text)) if os.sep in text else None
-        latest: dict[str, RunRecord] = {}
+        matching: dict[str, RunRecord] = {}  # the latest start by the path of the ledger
         for record in self.records if text.strip() else ():
             names = (record.flow_run_id, record.name, Path(record.results_path).name)
             if text in names:
                 return record
-            if any(name.startswith(text) for name in names) or (path and record.results_path.startswith(path)):
-                latest.setdefault(record.results_path, record)
-        if not latest:
+            has_name = any(name.startswith(text) for name in names)
+            has_path = path is not None and record.results_path.startswith(path)
+            if has_name or has_path:
+                matching.setdefault(record.results_path, record)
+        records = list(matching.values())
+        if not records:
             raise ConfigurationError(
                 f"there is no run {text!r} in {self.root}: give a run's id or name, or the path of its results; "
                 "rlm-batch runs lists them"
             )
-        if len(latest) > 1:
-            listed = [f"{record.name} ({record.results_path})" for record in latest.values()][:MAX_LISTED]
+        if len(records) > 1:
+            examples = [f"{record.name} ({record.results_path})" for record in records[:MAX_LISTED]]
             raise ConfigurationError(
-                f"{text!r} begins the names of {len(latest)} runs, such as {', '.join(listed)}. Give more of the name"
+                f"{text!r} begins the names of {len(records)} runs, such as {', '.join(examples)}. Give more of the "
+                "name"
             )
-        return next(iter(latest.values()))
+        return records[0]
 
 
 def read_known_runs(root: Path) -> KnownRuns:
@@ -228,12 +240,16 @@ def read_known_runs(root: Path) -> KnownRuns:
     Records of newer versions of rlm-batch are left out.
     """
     records: dict[str, RunRecord] = {}
-    for path in (*list_files(root, PATTERN), *root.glob(PATTERN)):
+    for path in list_files(root, PATTERN):
         with suppress(ConfigurationError):
             record = _read_record(path)
-            if record is not None and path.parent != root:
+            if record is not None:
                 record.results_path = str(path.parent)  # The ledger may have been moved.
-            if record is not None and (path.parent != root or _has_ledger(record)):
+                records.setdefault(record.id, record)
+    for path in root.glob(PATTERN):
+        with suppress(ConfigurationError):
+            record = _read_record(path)
+            if record is not None and _has_ledger(record):
                 records.setdefault(record.id, record)
     return KnownRuns(root, sorted(records.values(), key=lambda record: record.began, reverse=True))
 
@@ -248,7 +264,10 @@ def _has_ledger(record: RunRecord) -> bool:
 
 
 def _read_record(path: Path) -> RunRecord | None:
-    """Return the record in a file; None if it is damaged or foreign. Raises ConfigurationError for a newer version."""
+    """Return the record in a file; None if it is damaged or no record.
+
+    Raises ConfigurationError if a newer version of rlm-batch wrote it.
+    """
     with suppress(OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError):
         if not path.is_file() or path.stat().st_size > MAX_RECORD_BYTES:
             return None

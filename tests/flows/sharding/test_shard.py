@@ -20,7 +20,7 @@ from rlm_batch.flows.parameters import Options
 from rlm_batch.flows.shard import shard
 from rlm_batch.tasks.execution import assign_keys
 from rlm_batch.tasks.ledger.ledger import Ledger
-from rlm_batch.tasks.ledger.shard_files import ShardFiles, ShardHeader
+from rlm_batch.tasks.ledger.shards import ShardFiles, ShardHeader
 
 from ...infra.waiting import wait_until_async
 

@@ -12,8 +12,7 @@ from rlm_batch.sandbox.meta import Meta
 from rlm_batch.sandbox.requests.execution_request import encode_variable
 from rlm_batch.tasks.execution import Execution, assign_keys
 from rlm_batch.tasks.ledger.ledger import Ledger
-from rlm_batch.tasks.ledger.shard_files import ShardFiles, ShardHeader
-from rlm_batch.tasks.ledger.shard_store import ShardStore
+from rlm_batch.tasks.ledger.shards import ShardFiles, ShardHeader, ShardStore
 
 HEAD = ShardHeader(shards=8, total=3, what="chunk", commit=None)
 EXECUTIONS = [
