@@ -46,11 +46,11 @@ class Interpreter:
     """A handle that runs code in one sandbox. `start` opens the sandbox, `shutdown` removes it.
 
     Executions may run concurrently, but executions of one context run one after another. At most 256 tool calls of an
-    execution run at a time; the others wait.
+    execution run at a time, and further calls wait.
 
     Args:
-        open_sandbox: Opens the sandbox; called once.
-        timeout: Default for each execution, in seconds; None means no limit.
+        open_sandbox: Opens the sandbox. It is called again only if it failed.
+        timeout: Default time limit of an execution, in seconds; None means no limit.
         tools: Functions of the host that the code may call by name. Plain functions run in threads, async ones on the
             event loop.
         prepare: Code that runs before the first execution. Executions run in forks of its process.
@@ -79,7 +79,7 @@ class Interpreter:
         self._context_locks: dict[str, asyncio.Lock] = {}
         self._start_lock = asyncio.Lock()
         self._refresh_lock = asyncio.Lock()
-        # A call holds the lock from the encoding of its answer until it is sent: the host has one answer as JSON.
+        # Held while an answer to a tool call is encoded and sent, because its JSON may be large.
         self._answer_lock = asyncio.Lock()
         self._heartbeat: asyncio.Task[None] | None = None
         self.is_shut_down = False
@@ -100,7 +100,9 @@ class Interpreter:
     def is_alive(self) -> bool:
         """Return True if the next execution can be sent to this sandbox."""
         protocol = self._protocol
-        return self._channel is not None and protocol is not None and not (protocol.closed_reason or protocol.is_spent)
+        if protocol is None or self._channel is None:
+            return False
+        return not protocol.closed_reason and not protocol.is_spent
 
     # -- opening and closing
 
@@ -108,16 +110,15 @@ class Interpreter:
         """Open the sandbox, start the driver and run the preparation. A second call does nothing.
 
         Raises:
-            SandboxStartError, QuotaExceeded, ConfigurationError, PrepareError: The start failed; the sandbox was
+            SandboxStartError, QuotaExceeded, ConfigurationError, PrepareError: The start failed, and the sandbox was
             removed.
         """
         await self._start()
 
     async def _start(self, request: ExecutionRequest | None = None) -> PendingExecution | None:
-        """Start the sandbox and send the request together with the driver's settings.
+        """Start the sandbox, and send the request with the driver's settings, which saves a round trip.
 
-        This saves a call to the provider and a round trip. Return None if the request was not sent, because the driver
-        had started before or a preparation runs first.
+        Return None if the request was not sent: the driver had started before, or a preparation runs first.
         """
         async with self._start_lock:
             if self._channel is not None:
@@ -142,6 +143,7 @@ class Interpreter:
             return None
 
     async def _open_and_start(self, request: ExecutionRequest | None) -> PendingExecution | None:
+        """Open a sandbox and start its driver. Remove the sandbox if this fails."""
         sandbox = await self._open()
         if self.is_shut_down:
             await run_shielded(sandbox.remove())
@@ -157,18 +159,25 @@ class Interpreter:
             raise SandboxStartError(f"the driver did not start in sandbox {sandbox.id}: {error}") from error
 
     async def _start_driver(self, sandbox: Sandbox, request: ExecutionRequest | None) -> PendingExecution | None:
-        """Start the driver. Send the preparation, or else the request, and return it as a pending execution."""
+        """Start the driver and send its settings, followed by the preparation or else by the request.
+
+        Return the preparation or the request as a pending execution.
+        """
         protocol = self._protocol = DriverProtocol(sandbox)
         self._sent_at = self._received_at = asyncio.get_running_loop().time()
         channel = self._channel = await sandbox.connect(self._receive, self._close)
-        first, frame, pending, is_sent = protocol.encode_start(), [], None, False
+        frames = [protocol.encode_start()]
+        pending = None
         if self._prepare is not None:  # An execution sent now would wait in the driver until the preparation ends.
-            pending, frame = protocol.add_preparation(self._prepare, self.on_prepare_output)
+            pending, parts = protocol.add_preparation(self._prepare, self.on_prepare_output)
+            frames += parts
         elif request is not None:
-            pending, frame = protocol.add_execution(request)
+            pending, parts = protocol.add_execution(request)
+            frames += parts
+        is_request_sent = False
         try:
-            await channel.send(b"".join((first, *frame)))
-            is_sent = self._prepare is None
+            await channel.send(b"".join(frames))
+            is_request_sent = self._prepare is None
             async with asyncio.timeout(START_TIMEOUT_SECONDS):
                 await protocol.answered.wait()
         except SandboxLost:
@@ -176,8 +185,8 @@ class Interpreter:
                 raise
             protocol.close_at_hangup()
         except TimeoutError:
-            pass
-        protocol.check_ready(is_sent)
+            pass  # `check_ready` raises the error.
+        protocol.check_ready(is_request_sent)
         if sandbox.settings.heartbeat is not None:
             self._heartbeat = asyncio.create_task(self._send_heartbeats(protocol, sandbox.settings.heartbeat))
         return pending
@@ -189,9 +198,11 @@ class Interpreter:
             await run_shielded(sandbox.remove())
 
     async def keep(self, until: float, execution: int | None = None) -> None:
-        """Shut down as `shutdown` does, but leave the sandbox open until a time, in epoch seconds.
+        """Shut down, but leave the sandbox open. Remove the sandbox if the provider cannot keep it.
 
-        The provider lists the sandbox with the number of its failed `execution`.
+        Args:
+            until: Time at which the sandbox ends, in epoch seconds.
+            execution: Number of the failed execution, which the provider lists with the sandbox.
         """
         sandbox = self._disconnect()
         if sandbox is None:
@@ -203,14 +214,17 @@ class Interpreter:
             await run_shielded(sandbox.remove())
 
     def _disconnect(self) -> Sandbox | None:
-        """Forget the sandbox and return it; None if no sandbox is open."""
+        """Close the connection and return the sandbox, or None if no sandbox is open."""
         self.is_shut_down = True
         self._close("it was shut down")
         self._threads.close()
         if self._heartbeat is not None:
             self._heartbeat.cancel()
-        protocol, self._protocol = self._protocol, None
-        return None if protocol is None else protocol.sandbox
+        if self._protocol is None:
+            return None
+        sandbox = self._protocol.sandbox
+        self._protocol = None
+        return sandbox
 
     async def __aenter__(self) -> Interpreter:
         await self.start()
@@ -224,7 +238,7 @@ class Interpreter:
     async def execute(
         self, code: str | Callable[..., object], variables: dict[str, Any] | None = None, **settings: Any
     ) -> Result:
-        """Run code in the sandbox and return what it submitted: `run` for a request with these fields."""
+        """Run code in the sandbox and return what it submitted. `settings` are fields of ExecutionRequest."""
         return await self.run(ExecutionRequest(code, variables, **settings))
 
     async def run(self, request: ExecutionRequest) -> Result:
@@ -247,7 +261,8 @@ class Interpreter:
 
     async def _run_alone(self, request: ExecutionRequest) -> Result:
         """Send a request whose context runs nothing else, and return its result."""
-        pending, frame = await self._start(request), b""
+        pending = await self._start(request)
+        frame = b""
         if pending is None:
             protocol = self._protocol
             if protocol is None:
@@ -271,7 +286,9 @@ class Interpreter:
                 await self._send(frame)
             async with asyncio.timeout(protocol.compute_answer_timeout(pending)):
                 await pending.ended.wait()
-            if cancel := protocol.give_up(pending):  # A limit was exceeded. The driver may read nothing.
+            if cancel := protocol.give_up(
+                pending
+            ):  # The code exceeded a limit. Do not wait long: it may block the wire.
                 sending = asyncio.create_task(self._send(cancel))
                 sending.add_done_callback(lambda task: task.cancelled() or task.exception())
                 await asyncio.wait([sending], timeout=REFUSED_GRACE_SECONDS)
@@ -298,7 +315,8 @@ class Interpreter:
 
     def is_busy(self, context: str) -> bool:
         """Return True if an execution of that context is running."""
-        return context in self._context_locks and self._context_locks[context].locked()
+        lock = self._context_locks.get(context)
+        return lock is not None and lock.locked()
 
     async def forget_context(self, context: str) -> None:
         """End a context. The next execution under its name starts fresh."""
@@ -313,6 +331,7 @@ class Interpreter:
         await self._channel.send(frame)
 
     def _receive(self, data: bytes) -> None:
+        """Process data from the driver, and start to answer the calls of host functions in it."""
         if self._protocol is None:
             return
         self._received_at = asyncio.get_running_loop().time()
@@ -321,7 +340,8 @@ class Interpreter:
                 continue
             if pending.calls is None:
                 pending.calls = CallQueue(partial(self._call_tool, pending), pending.caller_context)
-            if refusal := pending.calls.add(call):
+            refusal = pending.calls.add(call)
+            if refusal:
                 pending.refuse(refusal)
 
     async def _call_tool(self, pending: PendingExecution, call: Call) -> None:
@@ -329,20 +349,21 @@ class Interpreter:
         # The tool's thread gets a copy of this context variable.
         _waiting_for_tool.set((*_waiting_for_tool.get(), (self, pending.request.context)))
         running_call.set(call)
-        async with contextlib.AsyncExitStack() as answering:
-            try:
-                tool = pending.bind_tool(call)
-                value = tool() if inspect.iscoroutinefunction(tool) else await self._threads.run_in_thread(tool)
-                if inspect.isawaitable(value):
-                    value = await value
-                await answering.enter_async_context(self._answer_lock)
+        value = body = None
+        try:
+            tool = pending.bind_tool(call)
+            value = tool() if inspect.iscoroutinefunction(tool) else await self._threads.run_in_thread(tool)
+            if inspect.isawaitable(value):
+                value = await value
+        except asyncio.CancelledError as error:
+            if pending.ended.is_set() or pending.id not in pending.protocol.pending:
+                raise  # The execution has ended or is about to, so the reply is not needed.
+            body = encode_exception(error)
+        except BaseException as error:  # noqa: BLE001 - the code that called the tool handles it
+            body = encode_exception(error)
+        async with self._answer_lock:
+            if body is None:
                 body = encode_value(call.header["name"], value)
-            except asyncio.CancelledError as error:
-                if pending.ended.is_set() or pending.id not in pending.protocol.pending:
-                    raise  # The execution has ended or is about to, so the reply is not needed.
-                body = encode_exception(error)
-            except BaseException as error:  # noqa: BLE001 - the code that called the tool handles it
-                body = encode_exception(error)
             if not pending.protocol.closed_reason:
                 with contextlib.suppress(SandboxLost):  # The execution itself reports the loss.
                     await self._send(pending.protocol.encode_reply(call, body))
@@ -352,7 +373,9 @@ class Interpreter:
             self._protocol.close(reason)
 
     async def _send_heartbeats(self, protocol: DriverProtocol, interval: float) -> None:
-        loop, silence = asyncio.get_running_loop(), protocol.sandbox.settings.silence
+        """Send a heartbeat after each interval without another frame. Close the connection to a silent driver."""
+        loop = asyncio.get_running_loop()
+        silence = protocol.sandbox.settings.silence
         while not protocol.closed_reason:
             now = loop.time()
             if now >= self._received_at + silence:
@@ -363,4 +386,5 @@ class Interpreter:
                     await self._send(protocol.encode({"op": "beat", "id": 0}))
                 except SandboxLost:
                     return
-            await asyncio.sleep(min(self._sent_at + interval, self._received_at + silence) - loop.time() + 0.01)
+            next_check = min(self._sent_at + interval, self._received_at + silence)
+            await asyncio.sleep(next_check - loop.time() + 0.01)  # Timers may be early by less than this.

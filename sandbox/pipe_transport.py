@@ -1,20 +1,20 @@
 """The protocol over two descriptors, on the calling thread, for scripts that use a sandbox on this machine.
 
-`Interpreter` on an event loop of the calling thread is slower, even if it sends without copies and answers tools from
-their threads: a warm call takes 1.25 times as long and 1 MiB 1.08 times. asyncio alone adds 18 us to a call. In another
-thread the loop would cost two thread switches for each execution, which take as long as the rest of a short one. What
-both do when an execution ends, is refused or is given up is in `DriverProtocol`: here is reading, writing and waiting.
+`Interpreter` does the same on an event loop. A loop on the calling thread is slower: a warm call takes 1.25 times as
+long, and one with 1 MiB 1.08 times. A loop in another thread costs two thread switches for each execution, which take
+as long as the rest of a short one.
 """
 
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import select
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -45,9 +45,14 @@ INTERRUPTED = "it was interrupted in the middle of a frame"
 
 
 class PipeTransport:
-    """A connection to one driver. `run` runs the coroutine of an async tool on an event loop and waits for it.
+    """A connection to one driver.
 
-    A driver that reads no input for `stall_seconds` counts as lost.
+    Args:
+        protocol: The protocol's state.
+        reads: Descriptor from which the driver's frames are read.
+        writes: Descriptor to which frames are written.
+        run: Runs the coroutine of an async tool on an event loop and waits for it.
+        stall_seconds: Seconds after which a driver that reads no input counts as lost.
     """
 
     def __init__(
@@ -65,10 +70,12 @@ class PipeTransport:
         self._run = run
         self._stall_seconds = stall_seconds
         self._send_lock = threading.Lock()
-        self._answer_lock = threading.Lock()  # held from the encoding of an answer until it is sent
+        # Held while an answer to a tool call is encoded and sent, because its JSON may be large.
+        self._answer_lock = threading.Lock()
         self._execute_lock = threading.Lock()
         self._threads = ThreadPool()
-        self._thread = threading.local()  # `is_waited_for` is True on threads that run a tool or deliver output
+        # `is_waited_for` is True in threads that run a tool or deliver output, because an execution waits for them.
+        self._thread = threading.local()
         self._readable, self._writable = select.poll(), select.poll()
         self._readable.register(reads, select.POLLIN)
         self._writable.register(writes, select.POLLOUT)
@@ -94,12 +101,13 @@ class PipeTransport:
         if getattr(self._thread, "is_waited_for", False):
             raise ConfigurationError(REENTERED)
         with self._execute_lock:
-            return self._protocol.take_result(self._execute(lambda: self._protocol.add_execution(request), output))
+            pending = self._execute(lambda: self._protocol.add_execution(request), output)
+            return self._protocol.take_result(pending)
 
     def _execute(
         self, add: Callable[[], tuple[PendingExecution, list[bytes]]], output: OutputQueue | None = None
     ) -> PendingExecution:
-        """Send an execution or the preparation, which `add` registers, and wait for its end."""
+        """Send the execution or preparation that `add` registers, and wait for its end."""
         with self._send_lock:
             pending, frame = add()
             self._write(*frame)
@@ -139,47 +147,50 @@ class PipeTransport:
 
         The time spent delivering output does not count.
         """
+        deadline = math.inf
         seconds = self._protocol.compute_answer_timeout(pending)
-        deadline = None if seconds is None else time.monotonic() + seconds
+        if seconds is not None:
+            deadline = time.monotonic() + seconds
         while not pending.ended.is_set():
-            if deadline is not None and time.monotonic() >= deadline:
+            if time.monotonic() >= deadline:
                 self._protocol.close_at_silence(pending)
                 return
             self._receive(deadline)
             if output is not None:
                 self._thread.is_waited_for = True
                 try:
-                    delivered = output.deliver()
+                    deadline += output.deliver()
                 finally:
                     self._thread.is_waited_for = False
-                deadline = None if deadline is None else deadline + delivered
 
-    def _receive(self, deadline: float | None) -> None:
+    def _receive(self, deadline: float) -> None:
         """Wait for data from the driver until the deadline (monotonic seconds), and process the data."""
-        wait = MAX_WAIT_SECONDS if deadline is None else min(max(0.0, deadline - time.monotonic()), MAX_WAIT_SECONDS)
-        if not self._readable.poll(wait * 1000):
+        seconds = min(deadline - time.monotonic(), MAX_WAIT_SECONDS)
+        if not self._readable.poll(max(0.0, seconds * 1000)):
             return
-        is_complete = False
         try:
-            try:
-                data = os.read(self._reads, READ_BYTES)
-            except OSError:
-                data = b""
-            if not data:
-                self._protocol.close_at_hangup()
-                return
-            calls = self._protocol.receive(data)
-            is_complete = True
-        finally:
-            if not is_complete:  # A signal handler raised: frames of the driver may be lost.
-                self._protocol.close(INTERRUPTED)
+            calls = self._read_calls()
+        except BaseException:  # A signal handler raised: frames of the driver may be lost.
+            self._protocol.close(INTERRUPTED)
+            raise
         # A signal handler that raises here loses only calls of the execution that it ends, so the sandbox stays usable.
         # Interrupts often come here, because starting a thread is slow on a busy machine.
         for pending, call in calls:
             if not pending.ended.is_set():
-                if refusal := self._call_limit.admit(call):
+                refusal = self._call_limit.admit(call)
+                if refusal:
                     pending.refuse(refusal)
                 self._threads.submit(partial(self._call_tool, pending, call, self._call_limit))
+
+    def _read_calls(self) -> list[tuple[PendingExecution, Call]]:
+        """Read and decode what the driver has sent, and return the calls in it. Close the connection at its end."""
+        try:
+            data = os.read(self._reads, READ_BYTES)
+        except OSError:
+            data = b""
+        if not data:
+            self._protocol.close_at_hangup()
+        return self._protocol.receive(data)
 
     def _call_tool(self, pending: PendingExecution, call: Call, limit: CallLimit) -> None:
         """Call a tool for the code and send its return value or exception."""
@@ -188,20 +199,20 @@ class PipeTransport:
             has_room.get()
         if limit.has_ended or pending.ended.is_set():
             limit.release(call)
-            return  # The execution ended while the call waited for its turn.
+            return  # The execution ended while the call waited for room.
         self._thread.is_waited_for = True
         running_call.set(call)
-        with ExitStack() as answering:
-            try:
-                value = pending.bind_tool(call)()
-                if inspect.isawaitable(value):
-                    value = self._run(partial(_await, value))
-                answering.enter_context(self._answer_lock)
-                body = encode_value(call.header["name"], value)
-            except BaseException as error:  # noqa: BLE001 - the code that called the tool handles it
-                body = encode_exception(error)
+        value = body = None
+        try:
+            value = pending.bind_tool(call)()
+            if inspect.isawaitable(value):
+                value = self._run(partial(_await, value))
+        except BaseException as error:  # noqa: BLE001 - the code that called the tool handles it
+            body = encode_exception(error)
+        with self._answer_lock:
+            answer = encode_value(call.header["name"], value) if body is None else body
             with suppress(SandboxLost):  # The execution itself reports the loss.
-                self._send(lambda: self._protocol.encode_reply(call, body))
+                self._send(lambda: self._protocol.encode_reply(call, answer))
         limit.release(call)
 
     def _send(self, make_frame: Callable[[], bytes]) -> None:
@@ -209,27 +220,29 @@ class PipeTransport:
         with self._send_lock:
             self._write(make_frame())
 
-    def _write(self, *frame: bytes) -> None:
-        parts, stalled_at = list(map(memoryview, frame)), time.monotonic() + self._stall_seconds
+    def _write(self, *parts: bytes) -> None:
+        """Write all parts of a frame. Raise SandboxLost if the driver has ended or reads nothing for too long."""
+        unwritten = [memoryview(part) for part in parts]
+        stalled_at = time.monotonic() + self._stall_seconds
         try:
-            while parts:
+            while unwritten:
                 if self._protocol.closed_reason:
                     raise SandboxLost(f"the sandbox was lost ({self._protocol.closed_reason}): run it in a new one")
-                left = write_available(self._writes, parts)
-                if left is not parts:
+                rest = write_available(self._writes, unwritten)
+                if rest is not unwritten:
                     stalled_at = time.monotonic() + self._stall_seconds
                 else:  # Check the time only after a failed write: this process itself may have been stopped.
                     if time.monotonic() >= stalled_at:
                         self._protocol.close(f"it read none of its input for {self._stall_seconds:g} s")
                     self._writable.poll(MAX_WAIT_SECONDS * 1000)
-                parts = left
+                unwritten = rest
         except OSError:
             self._protocol.close_at_hangup()
             raise SandboxLost("the sandbox's process has ended: run the code in a new one") from None
         except SandboxLost:
             raise
-        except BaseException:
-            self._protocol.close(INTERRUPTED)  # After a partial frame no other frame can follow.
+        except BaseException:  # A signal handler raised. After a partial frame no other frame can follow.
+            self._protocol.close(INTERRUPTED)
             raise
 
 

@@ -53,9 +53,15 @@ Frame = tuple[dict[str, Any], bytes]
 class PendingExecution:
     """An execution that was sent, and its output so far.
 
-    `end` is the driver's last frame for the execution, or None before that frame. `refusal` names the limit that the
-    code exceeded; the host then ends the execution. An event loop waits for `ended`: the execution has ended, was
-    refused, or its connection is closed. `calls` answers the code's calls on an event loop.
+    Attributes:
+        ended: Set when the execution has ended or was refused, or when its connection is closed.
+        calls: Answers the code's calls of host functions on an event loop.
+        files: JSON of the files that the code wrote on the volume.
+        value: JSON of the value of the last expression.
+        end: The driver's last frame for the execution; None before that frame.
+        refusal: The limit that the code exceeded. The host then ends the execution.
+        listener_error: The exception that `on_output` raised.
+        caller_context: Context variables for the tools.
     """
 
     id: int
@@ -72,7 +78,6 @@ class PendingExecution:
     refusal: str = ""
     reports: Reports = field(init=False)
     listener_error: Exception | None = None
-    # context variables for the tools
     caller_context: contextvars.Context = field(default_factory=contextvars.copy_context)
     _output_sizes: dict[str, int] = field(default_factory=lambda: {"stdout": 0, "stderr": 0})  # characters
     _display_bytes: int = 0
@@ -96,16 +101,19 @@ class PendingExecution:
         return self.collected is None or self.collected.has_ended or self.end[0].get("collects") is not True
 
     def end_collection(self) -> None:
-        """Stop taking collected files. The result reports a loss if the execution was not over."""
-        if self.collected is not None:
-            self.collected.end("" if self.is_over else LOST)
+        """Accept no more collected files. The result reports a loss if the execution was not over."""
+        if self.collected is None:
+            return
+        if self.is_over:
+            self.collected.end()
+        else:
+            self.collected.end(LOST)
 
     def add_output(self, stream: str, text: str, dropped: int) -> None:
-        """Add output of the code and pass it to the listener. A listener that raises is not called again.
-
-        Output over the driver's own cap is dropped: only a driver that was tampered with sends it.
-        """
-        text = text[: max(0, self.protocol.sandbox.settings.output_cap - self._output_sizes[stream])]
+        """Add output of the code and pass it to the listener. A listener that raises is not called again."""
+        # Only a driver that was tampered with sends more than its own cap.
+        room = max(0, self.protocol.sandbox.settings.output_cap - self._output_sizes[stream])
+        text = text[:room]
         if not text:
             return
         self._output_sizes[stream] += len(text)
@@ -119,16 +127,20 @@ class PendingExecution:
                 self.listener_error = error
 
     def add_display(self, body: bytes) -> None:
-        """Add a display of the code. Raise BadFrameError if the displays exceed the driver's own limits."""
+        """Add a display of the code. Raise BadFrameError if there are more displays than our driver sends."""
         self._display_bytes += len(body)
         check_displays(len(self.displays) + 1, self._display_bytes)
         self.displays.append(body)
 
-    def build_meta(self, **more: Any) -> Meta:
-        """Build the meta from the output so far and `more` fields. This is slow, so call it once."""
-        sandbox, queries = self.protocol.sandbox, self.request.queries
+    def build_meta(self, **usage: Any) -> Meta:
+        """Build the meta from the output so far, and from fields that only the end of the code tells."""
+        sandbox = self.protocol.sandbox
+        query_summary = NOTHING_ASKED
+        if self.request.queries is not None:
+            query_summary = self.request.queries.session.summarize()
         if self.collected is not None:
-            more |= {"collected": tuple(self.collected.paths), "not_collected": tuple(self.collected.problems)}
+            usage["collected"] = tuple(self.collected.paths)
+            usage["not_collected"] = tuple(self.collected.problems)
         return Meta(
             variables=self.request.variables or {},
             provider=sandbox.provider,
@@ -137,14 +149,17 @@ class PendingExecution:
             layers=sandbox.layers,
             stdout="".join(self.output["stdout"]),
             stderr="".join(self.output["stderr"]),
-            queries=NOTHING_ASKED if queries is None else queries.session.summarize(),
+            queries=query_summary,
             reports=tuple(self.reports.values.items()),
             pruned=self.reports.is_pruned,
-            **more,
+            **usage,
         )
 
     def bind_tool(self, call: Call) -> Callable[[], Any]:
-        """Bind the tool that the code calls to its arguments. The code can forge the arguments, so expect any error."""
+        """Return a function that calls the tool with the code's arguments.
+
+        The code can forge the arguments, so this may raise any exception.
+        """
         arguments = read_json(call.take_body())
         args: list[Any] = arguments["args"]
         kwargs: dict[str, Any] = arguments["kwargs"]
@@ -159,8 +174,11 @@ class PendingExecution:
 class DriverProtocol:
     """The state of one driver's connection: frame numbers, pending executions and the reason for its end.
 
-    `closed_reason` says why nothing more can be sent; it is empty while sending is possible. `answered` is set when the
-    driver is ready or the connection is closed.
+    Attributes:
+        answered: Set when the driver is ready or the connection is closed.
+        pending: Executions that have not ended, by number.
+        closed_reason: Why nothing more can be sent; empty while sending is possible.
+        is_spent: True if no execution can start, but running ones continue.
     """
 
     def __init__(self, sandbox: Sandbox) -> None:
@@ -169,28 +187,32 @@ class DriverProtocol:
         self.pending: dict[int, PendingExecution] = {}
         self.is_ready = False
         self.closed_reason = ""
-        self.is_spent = False  # True if no execution can start, but running ones continue
+        self.is_spent = False
         self._frames = FrameReader(MAX_CALL_BYTES)
         self._execution_numbers = itertools.count(1)
         self._frame_numbers = itertools.count(0)
         self._last_number = 0  # number of the driver's latest frame
 
     def close(self, reason: str) -> None:
-        """Record why nothing more can be sent, and end all waits. The first reason is kept."""
-        self.closed_reason = self.closed_reason or reason
+        """Record why nothing more can be sent, and end all waits. A later call does not replace the reason."""
+        if not self.closed_reason:
+            self.closed_reason = reason
         self.answered.set()
         for pending in list(self.pending.values()):
             pending.ended.set()
 
     def close_at_hangup(self) -> None:
         """Close the connection because the driver has ended it."""
+        reason = "its process has ended"
         stderr = self.sandbox.read_stderr_tail()
-        self.close(f"its process has ended: {stderr}" if stderr else "its process has ended")
+        if stderr:
+            reason += f": {stderr}"
+        self.close(reason)
 
     # -- to the driver
 
     def encode(self, header: dict[str, Any], body: bytes | None = None) -> bytes:
-        """Encode a frame. Its number lets the driver ignore a repetition, so send frames in the order of encoding."""
+        """Encode a frame with the next number. Send frames in the order of encoding: the driver ignores older ones."""
         return b"".join(self._encode_in_parts(header, body))
 
     def _encode_in_parts(self, header: dict[str, Any], body: bytes | list[bytes] | None = None) -> list[bytes]:
@@ -206,13 +228,13 @@ class DriverProtocol:
     def add_preparation(
         self, preparation: Preparation, on_output: Callable[[str, str], None] | None = None
     ) -> tuple[PendingExecution, list[bytes]]:
-        """Register the code that runs before the first execution, and encode its frame in parts."""
+        """Register the code that runs before the first execution. Return it and its frame in parts."""
         request = ExecutionRequest(preparation.code, timeout=preparation.timeout, on_output=on_output)
         request.body = [encode_fields({"code": read_program(preparation.code)})]
         return self._add_pending(request, {"op": "prepare"})
 
     def add_execution(self, request: ExecutionRequest) -> tuple[PendingExecution, list[bytes]]:
-        """Register a completed request, and encode its frame in parts. Raise SandboxLost if nothing can be sent."""
+        """Register a completed request. Return it and its frame in parts. Raise SandboxLost if nothing can be sent."""
         return self._add_pending(request, {"op": "execute", "context": request.context})
 
     def _add_pending(self, request: ExecutionRequest, header: dict[str, Any]) -> tuple[PendingExecution, list[bytes]]:
@@ -229,9 +251,11 @@ class DriverProtocol:
         return pending, self._encode_in_parts(header, request.body)
 
     def give_up(self, pending: PendingExecution) -> bytes:
-        """Ignore all further frames of an execution. Return the frame that ends it, or "" if the driver needs none."""
-        is_known = self.pending.pop(pending.id, None) is not None
-        return self.encode({"op": "cancel", "id": pending.id}) if is_known and not self.closed_reason else b""
+        """Ignore all further frames of an execution. Return the frame that ends it; empty if it has ended."""
+        was_running = self.pending.pop(pending.id, None) is not None
+        if was_running and not self.closed_reason:
+            return self.encode({"op": "cancel", "id": pending.id})
+        return b""
 
     def encode_forget(self, context: str) -> bytes:
         """Encode the frame that ends a context. The next execution under its name starts fresh."""
@@ -246,7 +270,7 @@ class DriverProtocol:
     def receive(self, data: bytes) -> list[tuple[PendingExecution, Call]]:
         """Decode the driver's bytes and return the calls in them. Invalid bytes close the connection.
 
-        A closed connection ignores all bytes. Only output bodies are decoded here, because they are short.
+        A closed connection ignores all bytes.
         """
         calls: list[tuple[PendingExecution, Call]] = []
         if self.closed_reason:
@@ -261,21 +285,25 @@ class DriverProtocol:
     def _take_frame(
         self, header: dict[str, Any], body: bytes | None, calls: list[tuple[PendingExecution, Call]]
     ) -> None:
-        op, number, frame_number = header.get("op"), header.get("id"), header.get("n")
-        if type(op) is not str or type(number) is not int or type(frame_number) is not int:
+        op = header.get("op")
+        execution_number = header.get("id")
+        frame_number = header.get("n")
+        if type(op) is not str or type(execution_number) is not int or type(frame_number) is not int:
             raise BadFrameError("a header without its fields")
         if frame_number <= self._last_number:
-            return
+            return  # The connection has repeated a frame.
         self._last_number = frame_number
         if op == "ready":
             self.is_ready = True
             self.answered.set()
             return
-        pending = self.pending.get(number)
+        pending = self.pending.get(execution_number)
         if pending is None:
-            return  # a heartbeat, or a frame of an execution that was given up
+            return  # This is a heartbeat, or a frame of an execution that was given up.
         if op == "output":
-            stream, dropped, text = header.get("stream"), header.get("dropped"), _read_output(body or b'""')
+            stream = header.get("stream")
+            dropped = header.get("dropped")
+            text = _read_output(body or b'""')
             if stream not in ("stdout", "stderr") or type(dropped) is not int or type(text) is not str:
                 raise BadFrameError("output that is not text")
             pending.add_output(stream, text, dropped)
@@ -303,7 +331,9 @@ class DriverProtocol:
         """Return the result of an execution that has ended or that the caller gave up.
 
         Raises:
-            RlmBatchError: The execution's error, with `meta`; OutcomeUnknown if the driver has not answered.
+            RlmBatchError: The code failed. The error has `meta`.
+            OutcomeUnknown: The driver has not answered.
+            Exception: `on_output` or `on_event` raised it.
         """
         if pending.refusal:
             meta = pending.build_meta()
@@ -317,9 +347,10 @@ class DriverProtocol:
         queries = pending.request.queries
         if queries is not None and queries.is_top_level and queries.session.listener_error is not None:
             raise queries.session.listener_error
-        if pending.end[0]["status"] == "unprepared" or "loss" in pending.end[0]:  # Existing contexts still work.
+        header, body = pending.end
+        if header["status"] == "unprepared" or "loss" in header:
             self.is_spent = True
-        return decode_end(pending, *pending.end)
+        return decode_end(pending, header, body)
 
     def check_prepared(self, pending: PendingExecution) -> None:
         """Raise PrepareError if the preparation failed, and SandboxStartError if the sandbox was lost during it."""
@@ -330,19 +361,26 @@ class DriverProtocol:
         if pending.end is None:
             reason = self.closed_reason
             raise SandboxStartError(f"sandbox {self.sandbox.id} was lost before prepare ended ({reason})")
-        if pending.end[0]["status"] != "finished":
+        header, _ = pending.end
+        if header["status"] != "finished":
             raise Ending.read(pending, pending.build_meta(), "prepare").build_error()
 
     def check_ready(self, is_sent: bool = False) -> None:
-        """Raise an error if the driver ended or timed out before it was ready, and close the connection.
+        """Close the connection and raise an error unless the driver is ready.
 
-        The error is SandboxStartError, or OutcomeUnknown if an execution was sent to the driver and may have begun.
+        Args:
+            is_sent: True if an execution was sent together with the settings.
+
+        Raises:
+            SandboxStartError: The driver ended or did not answer in time.
+            OutcomeUnknown: The driver did not answer, and the execution that was sent may have begun.
         """
         if self.is_ready:
             return
         self.close(f"it did not answer within {START_TIMEOUT_SECONDS:.0f} s")
         if is_sent and self.pending and self.sandbox.may_run_unheard():
-            raise self._make_unknown_error(next(iter(self.pending.values())))
+            (pending,) = self.pending.values()
+            raise self._make_unknown_error(pending)
         raise SandboxStartError(f"the driver did not start in sandbox {self.sandbox.id}: {self.closed_reason}")
 
     def _make_unknown_error(self, pending: PendingExecution) -> OutcomeUnknown:
@@ -354,11 +392,13 @@ class DriverProtocol:
         return unknown
 
     def compute_answer_timeout(self, pending: PendingExecution) -> float | None:
-        """Return the seconds after which the driver counts as lost if it has not reported the execution's end."""
+        """Return the seconds after which a driver counts as lost if it has not reported the execution's end."""
         if pending.request.timeout is None:
             return None
-        collecting = 0.0 if pending.collected is None else COLLECT_TIMEOUT_SECONDS
-        return pending.request.timeout + self._compute_grace() + collecting
+        seconds = pending.request.timeout + self._compute_grace()
+        if pending.collected is not None:
+            seconds += COLLECT_TIMEOUT_SECONDS
+        return seconds
 
     def close_at_silence(self, pending: PendingExecution) -> None:
         """Close the connection because the driver did not report the execution's timeout in time."""
@@ -366,41 +406,47 @@ class DriverProtocol:
         self.close(f"it did not answer within {self._compute_grace():.0f} s after the timeout of {timeout:g} s")
 
     def _compute_grace(self) -> float:
-        return ANSWER_GRACE_SECONDS + (COMMIT_TIMEOUT_SECONDS if self.sandbox.settings.commit else 0.0)
+        if self.sandbox.settings.commit:
+            return ANSWER_GRACE_SECONDS + COMMIT_TIMEOUT_SECONDS
+        return ANSWER_GRACE_SECONDS
 
 
 def _read_output(body: bytes) -> Any:
+    """Return the text in a body, or None if the body is not a text. Raise BadFrameError if it is too long."""
     if len(body) > MAX_OUTPUT_BODY_BYTES:
         raise BadFrameError(f"output of {len(body):,} bytes at once")
+    if not body.startswith(b'"'):
+        return None
     try:
-        return loads(body.decode("utf-8")) if body.startswith(b'"') else None
+        return loads(body.decode("utf-8"))
     except ValueError:
         return None
 
 
 def _describe_unfinished(body: bytes) -> str:
-    """Describe why the driver did not send all collected files. Return "" if it sent them all."""
+    """Describe why the driver did not send all collected files; empty if it sent them all."""
     reason = _read_output(body)
     if reason == "":
         return ""
-    return (
-        f"not all of its files were collected: {reason if isinstance(reason, str) else 'its driver does not say why'}"
-    )
+    return f"not all of its files were collected: {reason}"
 
 
 def encode_value(name: str, value: Any) -> bytes:
-    """Encode the reply for a value that a tool returned."""
+    """Encode the reply for a value that a tool returned. The code gets a TypeError if the value is not JSON."""
     try:
         return encode_fields({"value": value})
     except NotJsonError as error:
-        return encode_fields({"error": {"type": "TypeError", "message": f"{name} returned no JSON: {error}"}})
+        return encode_exception(TypeError(f"{name} returned no JSON: {error}"))
+    except BaseException as error:  # noqa: BLE001 - such as a MemoryError, which the code handles
+        return encode_exception(error)
 
 
 def encode_exception(error: BaseException) -> bytes:
     """Encode the reply for an exception that a tool raised."""
     try:
         # `str` of a KeyError is the repr of its key. The driver raises a KeyError with this message as its key.
-        text = str(error.args[0] if type(error).__str__ is KeyError.__str__ and len(error.args) == 1 else error)
+        is_key_error = type(error).__str__ is KeyError.__str__ and len(error.args) == 1
+        text = str(error.args[0]) if is_key_error else str(error)
         message = text.encode("utf-8", "replace").decode("utf-8")
     except Exception:  # noqa: BLE001 - `str` of a user's exception can raise anything
         message = "(its message could not be read)"

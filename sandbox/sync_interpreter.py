@@ -38,7 +38,7 @@ class _BackgroundLoop:
         os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
-        """Reset the loop. A fork of this process has the loop object, but not the thread that runs it."""
+        """Reset the loop, because a fork of this process does not have the thread that runs it."""
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -60,37 +60,39 @@ class _BackgroundLoop:
         The calling thread delivers the text in the queue `output`. Locks of Python code, as in `concurrent.futures`,
         are unsuitable here: an interrupt of this thread can leave them held for ever, and block the loop's thread.
         """
-        loop, output = self._get_loop(), OutputQueue() if output is None else output
-        tasks: list[asyncio.Task[None]] = []
-        outcomes: list[tuple[T, None] | tuple[None, BaseException]] = []
+        loop = self._get_loop()
+        if output is None:
+            output = OutputQueue()
+        tasks: list[asyncio.Task[tuple[Any, BaseException | None]]] = []  # the task, once it has started
+        cancellations: list[None] = []
 
-        async def run_work() -> None:  # The loop's thread creates this coroutine, so each one is awaited.
+        async def run_work() -> tuple[Any, BaseException | None]:
             try:
-                outcomes.append((await work(), None))
-            except BaseException as error:  # noqa: BLE001 - includes a tool's SystemExit, which would end the loop
-                outcomes.append((None, error))
-
-        def settle(_: object = None) -> None:
-            if not outcomes:  # The work was cancelled before it began.
-                outcomes.append((None, asyncio.CancelledError()))
-            output.wake()
+                return await work(), None
+            except BaseException as error:  # noqa: BLE001 - a tool's SystemExit in a task would end the loop
+                return None, error
 
         def start() -> None:
-            if not outcomes:
-                tasks.append(loop.create_task(run_work()))
-                tasks[0].add_done_callback(settle)
+            task = loop.create_task(run_work())
+            task.add_done_callback(lambda _: output.wake())
+            tasks.append(task)
+
+        def cancel() -> None:
+            for task in tasks:
+                task.cancel()
+            cancellations.append(None)
 
         try:
             loop.call_soon_threadsafe(start)
-            while not outcomes:
+            while not tasks or not tasks[0].done():
                 output.wait(MAX_WAIT_SECONDS)
             output.deliver()
         except BaseException:
-            loop.call_soon_threadsafe(lambda: tasks[0].cancel() if tasks else settle())
-            while not outcomes:
+            loop.call_soon_threadsafe(cancel)  # It runs after `start`, unless the interrupt has prevented `start`.
+            while not cancellations or not all(task.done() for task in tasks):
                 time.sleep(0.01)
             raise
-        result, error = outcomes[0]
+        result, error = tasks[0].result()
         if error is not None:
             raise error
         return cast("T", result)
@@ -110,8 +112,9 @@ class SyncInterpreter(BaseInterpreter["Result"]):
         self._start_lock = threading.Lock()
         self._sandbox: Sandbox | None = None
         self._process_id = os.getpid()  # id of the process that opened the sandbox
-        self._pipe: PipeTransport | None = None  # wire of a sandbox on this machine that cannot query a model
-        self._session: AsyncInterpreter | None = None  # wire of any other sandbox
+        # An open sandbox has one of these: a pipe if it is on this machine and cannot query a model, or else a session.
+        self._pipe: PipeTransport | None = None
+        self._session: AsyncInterpreter | None = None
 
     def start(self) -> Self:
         self._start()
@@ -126,28 +129,25 @@ class SyncInterpreter(BaseInterpreter["Result"]):
             if self._sandbox is None:
                 sandbox = run_sync(self._open)
                 try:
-                    # Code that answers a query runs beside the code that asks. Only a session can do that.
-                    if self.can_query or not self._start_pipe(sandbox):
-                        self._start_session(sandbox)
+                    self._start_driver(sandbox)
                 except BaseException:
                     self._pipe = self._session = None
                     run_sync(sandbox.remove)
                     raise
-                self._sandbox, self._process_id = sandbox, os.getpid()
+                self._sandbox = sandbox
+                self._process_id = os.getpid()
             if self._process_id != os.getpid():
                 raise ConfigurationError(FORKED)
             return self._sandbox
 
-    def _start_pipe(self, sandbox: Sandbox) -> bool:
-        """Start the driver of a sandbox on this machine. Return False for any other sandbox."""
-        wire = run_sync(sandbox.attach)
-        if wire is not None:
-            self._pipe = PipeTransport(DriverProtocol(sandbox), *wire, run_sync)
+    def _start_driver(self, sandbox: Sandbox) -> None:
+        """Start the driver over a pipe, or else with an asynchronous interpreter on the background's event loop."""
+        # Code that answers a query runs beside the code that asks. Only a session can do that.
+        descriptors = None if self.can_query else run_sync(sandbox.attach)
+        if descriptors is not None:
+            self._pipe = PipeTransport(DriverProtocol(sandbox), *descriptors, run_sync)
             self._pipe.start(self._prepare)
-        return wire is not None
-
-    def _start_session(self, sandbox: Sandbox) -> None:
-        """Start the driver of any sandbox, with an asynchronous interpreter on the background's event loop."""
+            return
         self._session = AsyncInterpreter(
             lambda: _return_sandbox(sandbox),
             timeout=self.timeout,
@@ -165,10 +165,11 @@ class SyncInterpreter(BaseInterpreter["Result"]):
             output = OutputQueue(request.on_output)
             request.on_output = output.put
         self._start()
-        pipe, session = self._pipe, self._session
+        pipe = self._pipe  # Another thread may shut the interpreter down.
         if pipe is not None:
             request.complete(self.tools, self.timeout, self._prepare)
             return pipe.execute(request, output)
+        session = self._session
         assert session is not None
         return run_sync(lambda: session.run(request), output)
 
@@ -176,7 +177,8 @@ class SyncInterpreter(BaseInterpreter["Result"]):
         if self._sandbox is None:
             return
         self._start()
-        pipe, session = self._pipe, self._session
+        pipe = self._pipe
+        session = self._session
         if session is not None:
             run_sync(session.reset)
         elif pipe is not None and not pipe.forget_context(CONTEXT):
@@ -197,13 +199,14 @@ class SyncInterpreter(BaseInterpreter["Result"]):
             self._session.share_query_limits()
 
     def shutdown(self) -> None:
-        if self._process_id != os.getpid():
+        if self._process_id != os.getpid():  # The sandbox belongs to the parent of this fork.
             self._sandbox = self._pipe = self._session = None
             return
         with self._start_lock:
-            sandbox, self._sandbox = self._sandbox, None
-            pipe, self._pipe = self._pipe, None
-            session, self._session = self._session, None
+            sandbox = self._sandbox
+            pipe = self._pipe
+            session = self._session
+            self._sandbox = self._pipe = self._session = None
         if pipe is not None:
             pipe.close()
         if session is not None:
