@@ -16,6 +16,7 @@ import ctypes
 import os
 import platform
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -34,10 +35,11 @@ from .system_calls import (
 )
 
 Instruction = tuple[int, int, int, int]  # operation, skipped instructions if true, and if false, operand
-Answer = tuple[Instruction, ...]  # instructions; every path through them ends with a return
+Answer = tuple[Instruction, ...]  # the part of the filter for one call
 
 # Landlock's rights (uapi/linux/landlock.h).
-EXECUTE, WRITE_FILE, READ_FILE, READ_DIR, TRUNCATE, IOCTL_DEV = 1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 14, 1 << 15
+EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
+REFER, TRUNCATE, IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
 ON_FILES = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV
 READ = EXECUTE | READ_FILE | READ_DIR
 LATEST_ABI = 6  # newest ABI whose rights we set; newer kernels accept it, too
@@ -58,6 +60,7 @@ MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column in 
 KILL, ERRNO = 0x80000000, 0x00050000  # SECCOMP_RET_*
 JUMP, JUMP_GE = 0x05, 0x35
 LOAD, JUMP_EQUAL, JUMP_SET, MASK, RETURN = 0x20, 0x15, 0x45, 0x54, 0x06
+AUDIT_ARCH_AT, CALL_NUMBER_AT, ARGUMENTS_AT = 4, 0, 16  # offsets in struct seccomp_data
 FIRST_X32_CALL = 0x40000000  # first number of the x32 call table, which would bypass the rules for the main table
 ALLOWED: Instruction = (RETURN, 0, 0, 0x7FFF0000)
 EPERM, EACCES, ENOTTY, ENOSYS, ENOTSUP = 1, 13, 25, 38, 95
@@ -77,7 +80,7 @@ O_TRUNC, O_ACCMODE = 0o1000, 0o3
 OWN_PID = 0x7E57A11D  # placeholder in the filter; the driver replaces it by the child's process id
 ANY_PERSONALITY = 0xFFFFFFFF  # argument that queries the personality
 RLIMIT_RSS = 5
-SOCK_STREAM, SOCK_DGRAM = 1, 2
+SOCK_STREAM, SOCK_DGRAM, SOCKET_TYPE = 1, 2, 0xF  # The mask SOCKET_TYPE removes flags such as SOCK_CLOEXEC.
 IPPROTO_TCP, IPPROTO_UDP = 6, 17
 AF_UNIX, AF_INET, AF_INET6, AF_NETLINK = 1, 2, 10, 16
 
@@ -127,8 +130,13 @@ class Policy:
     def build_landlock_rules(self) -> dict[str, Any]:
         """Return the driver's settings for Landlock (sandbox/driver/confinement.py)."""
         abi = min(self.abi, LATEST_ABI)
-        handled = (1 << 13) - 1
-        handled |= (1 << 13 if abi >= 2 else 0) | (TRUNCATE if abi >= 3 else 0) | (IOCTL_DEV if abi >= 5 else 0)
+        handled = (1 << 13) - 1  # the rights of ABI 1
+        if abi >= 2:
+            handled |= REFER
+        if abi >= 3:
+            handled |= TRUNCATE
+        if abi >= 5:
+            handled |= IOCTL_DEV
         # Newer kernels add attributes to the structure, and a kernel refuses attributes that it does not know.
         attributes: dict[str, int] = {"fs": handled}
         if abi >= 4:
@@ -137,7 +145,10 @@ class Policy:
             attributes["scoped"] = 3  # abstract unix sockets and signals are limited to the domain
         device = (READ_FILE | WRITE_FILE | TRUNCATE | IOCTL_DEV) & handled
         # A readable path that the host lacks is a directory that exists only in the sandbox.
-        rules = [(path, READ & ON_FILES if _is_file(path) else READ) for path in self.readable]
+        files = [path for path in self.readable if _is_file(path)]
+        directories = [path for path in self.readable if not _is_file(path)]
+        rules = [(path, READ & ON_FILES) for path in files]
+        rules += [(path, READ) for path in directories]
         rules += [(path, device) for path in DEVICES]
         rules += [(path, handled) for path in self.writable]
         return {**attributes, "attributes": list(attributes), "rules": rules}
@@ -145,144 +156,171 @@ class Policy:
     def build_seccomp_filter(self, arch: str) -> str:
         """Return the seccomp filter as hexadecimal BPF, for the driver."""
         column, audit = MACHINES[arch]
-        answers = self._build_answers(column)
+        allowed: Answer = (ALLOWED,)
         unknown: Answer = (_refuse(ENOSYS),)
+        answers = dict.fromkeys(range(FIRST_UNKNOWN_CALL), allowed)
+        answers |= dict.fromkeys(range(*GAPS[column]), unknown)
+        for name, answer in self._build_answers().items():
+            number = CALLS[name][column]
+            if number is not None:
+                answers[number] = answer
         ranges: list[tuple[int, Answer]] = []
-        for number in range(FIRST_UNKNOWN_CALL):
-            answer = answers.get(number, unknown if number in range(*GAPS[column]) else (ALLOWED,))
+        for number, answer in answers.items():
             if not ranges or ranges[-1][1] != answer:
                 ranges.append((number, answer))
         ranges.append((FIRST_UNKNOWN_CALL, unknown))
         if arch == "x86_64":
             ranges.append((FIRST_X32_CALL, (_refuse(EPERM),)))
-        program: list[Instruction] = [(LOAD, 0, 0, 4), (JUMP_EQUAL, 1, 0, audit), (RETURN, 0, 0, KILL), (LOAD, 0, 0, 0)]
+        program: list[Instruction] = [
+            (LOAD, 0, 0, AUDIT_ARCH_AT), (JUMP_EQUAL, 1, 0, audit), (RETURN, 0, 0, KILL), (LOAD, 0, 0, CALL_NUMBER_AT),
+        ]  # fmt: skip
         program += build_search(ranges)
         return b"".join(struct.pack("<HBBI", *instruction) for instruction in program).hex()
 
-    def _build_answers(self, column: int) -> dict[int, Answer]:
-        """Return the answers to refused and inspected calls, by call number in the given column."""
-        answers: dict[int, Answer] = {}
-        load, jump_equal, argument, refuse, allow = LOAD, JUMP_EQUAL, _locate_argument, _refuse, ALLOWED
-
-        def on(name: str, *instructions: Instruction) -> None:
-            number = CALLS[name][column]
-            if number is not None:
-                answers[number] = instructions
-
-        for name in DENIED_CALLS:
-            on(name, refuse(EPERM))
-        for name in ABSENT_CALLS:
-            on(name, refuse(ENOSYS))
+    def _build_answers(self) -> dict[str, Answer]:
+        """Return the answers to refused and inspected calls, by the call's name."""
+        eperm = _refuse(EPERM)
+        answers: dict[str, Answer] = dict.fromkeys(DENIED_CALLS, (eperm,))
+        answers |= dict.fromkeys(ABSENT_CALLS, (_refuse(ENOSYS),))
         if not self.own_mounts:
+            answers |= dict.fromkeys(ATTRIBUTE_READS, (_refuse(ENOTSUP),))
+            answers |= dict.fromkeys(KERNEL_MEMORY_CALLS, (eperm,))
             # Report success without a change, so that shutil.copy2 works.
-            for name in ATTRIBUTE_CHANGES if self.own_uid else {**ATTRIBUTE_CHANGES, **IGNORED_CALLS}:
-                on(name, *(_build_time_checks(*TIME_CALLS[name]) if name in TIME_CALLS else [refuse(0)]))
-            for name in ATTRIBUTE_READS:
-                on(name, refuse(ENOTSUP))
-            for name in KERNEL_MEMORY_CALLS:
-                on(name, refuse(EPERM))
-        # CLONE_PARENT would make the new process a child of the supervisor.
-        on("clone", (load, 0, 0, argument(0)), (JUMP_SET, 0, 1, NEW_NAMESPACES | CLONE_PARENT), refuse(EPERM), allow)
-        on("ioctl", *_build_ioctl_checks(self.network))
-        commands = (F_SETOWN, F_SETSIG, F_SETOWN_EX, F_SETLEASE, F_NOTIFY)  # these can send signals to other processes
-        wrong = [(jump_equal, len(commands) - i, 0, command) for i, command in enumerate(commands)]
-        on("fcntl", (load, 0, 0, argument(1)), *wrong, allow, refuse(EPERM))
-        own = [(jump_equal, 2, 0, OWN_PID), (jump_equal, 1, 0, 0)]
-        # RLIMIT_RSS marks a sandbox's processes (blocks/local/inventory.py), so code may read it but not set it.
-        given = [(load, 0, 0, argument(2)), (jump_equal, 0, 2, 0), (load, 0, 0, argument(2) + 4), (jump_equal, 1, 0, 0)]
-        marked = [(load, 0, 0, argument(1)), (jump_equal, 0, 5, RLIMIT_RSS), *given, refuse(EPERM)]
-        on("prlimit64", *marked, (load, 0, 0, argument(0)), *own, refuse(EPERM), allow)
-        on("setrlimit", (load, 0, 0, argument(0)), (jump_equal, 0, 1, RLIMIT_RSS), refuse(EPERM), allow)
-        asked = [(load, 0, 0, argument(0)), (jump_equal, 2, 0, 0), (jump_equal, 1, 0, ANY_PERSONALITY)]
-        on("personality", *asked, refuse(EPERM), allow)
-        for name in ("sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr",
-                     "migrate_pages", "move_pages"):  # fmt: skip
-            on(name, (load, 0, 0, argument(0)), *own, refuse(EPERM), allow)
-        for name, everyone in (("setpriority", PRIO_USER), ("ioprio_set", IOPRIO_USER)):
-            whose = [(load, 0, 0, argument(0)), (jump_equal, 3, 0, everyone), (load, 0, 0, argument(1))]
-            on(name, *whose, *own, refuse(EPERM), allow)
-        on("socket", *(_build_socket_checks(self.unix_sockets) if self.network else [refuse(EPERM)]))
-        for name in () if self.network else ADDRESS_CALLS:
-            on(name, refuse(EPERM))
-        # A datagram socketpair can also send to a socket path, and so to a server of the host if code sees its files.
-        is_safe = self.own_mounts and self.unix_sockets
-        unix = [(load, 0, 0, argument(0)), (jump_equal, 0, 1 if is_safe else 4, AF_UNIX)]
-        stream = [(load, 0, 0, argument(1)), (MASK, 0, 0, 0xF), (jump_equal, 0, 1, SOCK_STREAM)]
-        on("socketpair", *unix, *([] if is_safe else stream), allow, refuse(EPERM))
-        if self.abi < 6:
-            for name in ("kill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo"):
-                on(name, (load, 0, 0, argument(0)), *own, refuse(EPERM), allow)
-            for name in ("tkill", "pidfd_send_signal"):
-                on(name, refuse(EPERM))
+            answers |= dict.fromkeys(ATTRIBUTE_CHANGES, (_refuse(0),))
+            if not self.own_uid:
+                answers |= dict.fromkeys(IGNORED_CALLS, (_refuse(0),))
+                answers |= {name: _check_times(*arguments) for name, arguments in TIME_CALLS.items()}
+        if not self.network:
+            answers |= dict.fromkeys(ADDRESS_CALLS, (eperm,))
+        answers["socket"] = self._check_socket()
+        answers["socketpair"] = self._check_socketpair()
+        answers["ioctl"] = self._check_ioctl()
+        answers["open"] = self._check_open(flags=1)
+        answers["openat"] = self._check_open(flags=2)
         if self.abi < 3 and not self.own_mounts:
-            on("truncate", refuse(EPERM))
-        for name, flags in (("open", 1), ("openat", 2)):
-            on(name, *self._build_open_checks(flags))
+            answers["truncate"] = (eperm,)
+        # CLONE_PARENT would make the new process a child of the supervisor.
+        answers["clone"] = (_load(0), (JUMP_SET, 0, 1, NEW_NAMESPACES | CLONE_PARENT), eperm, ALLOWED)
+        # These commands can send signals to other processes.
+        answers["fcntl"] = (*_when(1, (F_SETOWN, F_SETSIG, F_SETOWN_EX, F_SETLEASE, F_NOTIFY), eperm), ALLOWED)
+        answers["personality"] = (*_when(0, (0, ANY_PERSONALITY), ALLOWED), eperm)
+        answers |= _check_processes()
+        if self.abi < 6:
+            answers |= dict.fromkeys(("kill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo"), _allow_own_process(0))
+            answers |= dict.fromkeys(("tkill", "pidfd_send_signal"), (eperm,))
         return answers
 
-    def _build_open_checks(self, flags: int) -> list[Instruction]:
-        """Return checks of the flags in that argument.
+    def _check_open(self, flags: int) -> Answer:
+        """Return checks of the flags, which are the argument with that index.
 
         O_TRUNC empties a file even if it is opened for reading. Landlock before ABI 3 does not check truncation. Access
         mode 3 (neither reading nor writing) needs no Landlock right, but its descriptor accepts ioctl.
         """
-        first = O_TRUNC if self.abi < 3 and not self.own_mounts else 3
-        return [
-            (LOAD, 0, 0, _locate_argument(flags)), (MASK, 0, 0, O_TRUNC | O_ACCMODE), (JUMP_EQUAL, 3, 0, first),
-            (JUMP_EQUAL, 2, 0, 3), (JUMP_EQUAL, 1, 0, O_TRUNC | 3), ALLOWED, _refuse(EPERM),
-        ]  # fmt: skip
+        refused = [3, O_TRUNC | 3]
+        if self.abi < 3 and not self.own_mounts:
+            refused.append(O_TRUNC)
+        return (*_when(flags, refused, _refuse(EPERM), mask=O_TRUNC | O_ACCMODE), ALLOWED)
+
+    def _check_ioctl(self) -> Answer:
+        """Return checks that allow only known ioctl requests.
+
+        Landlock does not govern ioctl requests to files. In some file systems these requests change a file that was
+        opened for reading, or create and delete snapshots below a directory that was opened for reading.
+        """
+        refused = (TIOCSTI, TIOCLINUX, TIOCCONS, TIOCSETD, FIOSETOWN, SIOCSPGRP)
+        allowed = (FICLONE, FICLONERANGE, FS_IOC_GETFLAGS, FS_IOC_FSGETXATTR, FS_IOC_FIEMAP)
+        allowed_kinds = (TERMINAL, SOCKET) if self.network else (TERMINAL,)
+        return (
+            *_when(1, refused, _refuse(EPERM)),
+            *_when(1, allowed, ALLOWED),
+            *_when(1, allowed_kinds, ALLOWED, mask=0xFF00),
+            _refuse(ENOTTY),
+        )
+
+    def _check_socket(self) -> Answer:
+        """Return checks that allow TCP, UDP, optionally unix sockets, and netlink for the C library's queries."""
+        if not self.network:
+            return (_refuse(EPERM),)
+        unix = _when(0, (AF_UNIX,), ALLOWED) if self.unix_sockets else ()
+        tcp_or_udp = _when(2, (0, IPPROTO_TCP, IPPROTO_UDP), ALLOWED)
+        internet = _when(1, (SOCK_STREAM, SOCK_DGRAM), *tcp_or_udp, mask=SOCKET_TYPE)
+        netlink = _when(2, (0,), ALLOWED)
+        return (
+            *unix,
+            *_when(0, (AF_INET, AF_INET6), *internet),
+            *_when(0, (AF_NETLINK,), *netlink),
+            _refuse(EPERM),
+        )
+
+    def _check_socketpair(self) -> Answer:
+        """Return checks that allow only unix sockets.
+
+        A datagram socket of a pair can also send to a path, and so to a server of the host if code sees its files.
+        """
+        allowed: Answer = (ALLOWED,)
+        if not self.own_mounts or not self.unix_sockets:
+            allowed = _when(1, (SOCK_STREAM,), ALLOWED, mask=SOCKET_TYPE)
+        return (*_when(0, (AF_UNIX,), *allowed), _refuse(EPERM))
 
 
-def _locate_argument(index: int) -> int:
-    return 16 + 8 * index
+def _check_processes() -> dict[str, Answer]:
+    """Return checks of calls that change a process: they allow only the caller's own."""
+    eperm = _refuse(EPERM)
+    answers: dict[str, Answer] = dict.fromkeys(
+        ("sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr", "migrate_pages", "move_pages"),
+        _allow_own_process(0),
+    )
+    for name, of_user in (("setpriority", PRIO_USER), ("ioprio_set", IOPRIO_USER)):
+        answers[name] = (*_when(0, (of_user,), eperm), *_allow_own_process(1))
+    # RLIMIT_RSS marks a sandbox's processes (blocks/local/inventory.py), so code may read it but not set it.
+    read_mark = _when_null(2, *_allow_own_process(0))
+    answers["prlimit64"] = (*_when(1, (RLIMIT_RSS,), *read_mark, eperm), *_allow_own_process(0))
+    answers["setrlimit"] = (*_when(0, (RLIMIT_RSS,), eperm), ALLOWED)
+    return answers
 
 
-def _refuse(error: int) -> Instruction:
-    return (RETURN, 0, 0, ERRNO | error)
-
-
-def _build_time_checks(path: int, times: int) -> list[Instruction]:
+def _check_times(path: int, times: int) -> Answer:
     """Return checks that report success for changed times, but refuse to set a path's times to now.
 
     Python's `Path.touch` sets the times to now to test if a file exists, and creates the file only after an error.
+
+    Args:
+        path: Index of the path argument. Null means an open file.
+        times: Index of the argument with the times. Null means now.
     """
-    path_at, times_at = _locate_argument(path), _locate_argument(times)
-    return [
-        (LOAD, 0, 0, times_at), (JUMP_EQUAL, 0, 7, 0), (LOAD, 0, 0, times_at + 4), (JUMP_EQUAL, 0, 5, 0),
-        (LOAD, 0, 0, path_at), (JUMP_EQUAL, 0, 2, 0), (LOAD, 0, 0, path_at + 4), (JUMP_EQUAL, 1, 0, 0),
-        _refuse(EACCES), _refuse(0),
-    ]  # fmt: skip
+    return (*_when_null(times, *_when_null(path, _refuse(0)), _refuse(EACCES)), _refuse(0))
 
 
-def _build_ioctl_checks(network: bool) -> list[Instruction]:
-    """Return checks that allow only known ioctl requests.
-
-    Landlock does not govern ioctl requests to files. In some file systems these requests change a file that was opened
-    for reading, or create and delete snapshots below a directory that was opened for reading.
-    """
-    wrong = (TIOCSTI, TIOCLINUX, TIOCCONS, TIOCSETD, FIOSETOWN, SIOCSPGRP)
-    known = (FICLONE, FICLONERANGE, FS_IOC_GETFLAGS, FS_IOC_FSGETXATTR, FS_IOC_FIEMAP)
-    checks = [*wrong, *known, None, TERMINAL, *((SOCKET,) if network else ())]
-    instructions = [
-        (MASK, 0, 0, 0xFF00) if value is None else (JUMP_EQUAL, len(checks) - i + (i < len(wrong)), 0, value)
-        for i, value in enumerate(checks)
-    ]
-    return [(LOAD, 0, 0, _locate_argument(1)), *instructions, _refuse(ENOTTY), ALLOWED, _refuse(EPERM)]
+def _allow_own_process(index: int) -> Answer:
+    """Return checks that allow a call only if the argument is the caller's process id, or 0."""
+    return (*_when(index, (OWN_PID, 0), ALLOWED), _refuse(EPERM))
 
 
-def _build_socket_checks(unix_sockets: bool) -> list[Instruction]:
-    """Return checks that allow TCP, UDP, optionally unix sockets, and netlink for the C library's address queries."""
-    protocol = (LOAD, 0, 0, _locate_argument(2))
-    return [
-        (LOAD, 0, 0, _locate_argument(0)),
-        (JUMP_EQUAL, 13 if unix_sockets else 12, 0, AF_UNIX), (JUMP_EQUAL, 2, 0, AF_INET), (JUMP_EQUAL, 1, 0, AF_INET6),
-        (JUMP_EQUAL, 7, 9, AF_NETLINK),
-        (LOAD, 0, 0, _locate_argument(1)), (MASK, 0, 0, 0xF), (JUMP_EQUAL, 1, 0, SOCK_STREAM),
-        (JUMP_EQUAL, 0, 5, SOCK_DGRAM),
-        protocol, (JUMP_EQUAL, 4, 0, IPPROTO_TCP), (JUMP_EQUAL, 3, 0, IPPROTO_UDP),
-        protocol, (JUMP_EQUAL, 1, 0, 0),
-        _refuse(EPERM), ALLOWED,
-    ]  # fmt: skip
+def _when(index: int, values: Sequence[int], *block: Instruction, mask: int | None = None) -> Answer:
+    """Return instructions that run the block if the argument has one of the values, and otherwise skip it."""
+    masking: Answer = () if mask is None else ((MASK, 0, 0, mask),)
+    *others, last = values
+    # A match skips the later comparisons: as many as there are values after it.
+    comparisons = [(JUMP_EQUAL, len(others) - i, 0, value) for i, value in enumerate(others)]
+    return (_load(index), *masking, *comparisons, (JUMP_EQUAL, 0, len(block), last), *block)
+
+
+def _when_null(index: int, *block: Instruction) -> Answer:
+    """Return instructions that run the block if all 64 bits of the argument are 0, and otherwise skip it."""
+    return (
+        _load(index), (JUMP_EQUAL, 0, len(block) + 2, 0), _load(index, upper=True), (JUMP_EQUAL, 0, len(block), 0),
+        *block,
+    )  # fmt: skip
+
+
+def _load(index: int, *, upper: bool = False) -> Instruction:
+    """Return the instruction that loads the lower or the upper 32 bits of an argument."""
+    return (LOAD, 0, 0, ARGUMENTS_AT + 8 * index + 4 * upper)
+
+
+def _refuse(error: int) -> Instruction:
+    """Return the instruction that fails the call with an error number. The number 0 reports success."""
+    return (RETURN, 0, 0, ERRNO | error)
 
 
 def build_search(ranges: list[tuple[int, Answer]]) -> list[Instruction]:
