@@ -9,7 +9,7 @@ from .errors import ConfigurationError
 
 PREPARE_TIMEOUT_SECONDS: float = 300  # seconds; imports and loading models take long
 KEEP_SECONDS = 3600.0  # seconds for which `keep_failed` keeps a sandbox
-STAY_SIGNAL = "USR1"  # tells a driver with `stay_seconds` to stay
+STAY_SIGNAL = "USR1"  # tells a driver with `stay_seconds` to run without a host
 OUTPUT_CAP_CHARACTERS = 100_000  # characters kept of each stream: some 2,000 lines, small enough for a log or a ledger
 
 
@@ -26,11 +26,11 @@ class DriverSettings:
         python_path: Directories placed at the front of `sys.path`.
         executable: Path of the Python that the code's processes start, in a directory like a virtual environment
             (`wire/python_directory.py`). A missing directory is created. None means the driver's own Python.
-        heartbeat: Seconds without a frame after which a side sends a heartbeat. None if both sides always notice the
-            end of the connection.
-        silence: Seconds without a frame after which a side considers the other side dead.
+        heartbeat: Seconds without a frame after which the host or the driver sends a heartbeat. None if both always
+            notice the end of the connection.
+        silence: Seconds without a frame after which the host or the driver considers the other one dead.
         lifetime: Seconds after which the driver ends on its own.
-        stay_seconds: Seconds for which the driver stays without a host after `STAY_SIGNAL`, whatever its lifetime. None
+        stay_seconds: Seconds for which the driver runs without a host after `STAY_SIGNAL`, whatever its lifetime. None
             to ignore the signal.
         confinement: Restrictions that each child applies to itself.
         commit: Command that makes a volume keep saved files. It runs after each execution, before the result is sent.
@@ -84,7 +84,8 @@ class Preparation:
         """Return the seed for an execution's number or for the numbers of `Queries`. Return None without a seed."""
         if self.seed is None:
             return None
-        return int.from_bytes(hashlib.sha256(" ".join(map(str, (self.seed, *numbers))).encode()).digest(), "big")
+        text = " ".join(str(number) for number in (self.seed, *numbers))
+        return int.from_bytes(hashlib.sha256(text.encode()).digest(), "big")
 
 
 def resolve_timeout(name: str, seconds: float | None) -> float | None:

@@ -5,9 +5,13 @@ from typing import IO, Any
 
 
 def try_lock(file: IO[Any] | int, *, is_shared: bool = False) -> bool:
-    """Lock an open file. Return False if another process has a lock. Raises OSError where there are no locks."""
+    """Lock an open file. Return False if another process has locked it.
+
+    Raises OSError if the file system has no locks.
+    """
+    kind = fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX
     try:
-        fcntl.flock(file, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

@@ -34,8 +34,9 @@ class QuerySummary:
         """Return the sums, without the trees."""
         names = ("asked", "failed", "unsolved", "calls", "prompt_tokens", "completion_tokens", "cached")
         counts: dict[str, Any] = {name: getattr(self, name) + getattr(other, name) for name in names}
-        cost = None if self.cost is None or other.cost is None else self.cost + other.cost
-        return QuerySummary(**counts, cost=cost)
+        if self.cost is None or other.cost is None:
+            return QuerySummary(**counts, cost=None)
+        return QuerySummary(**counts, cost=self.cost + other.cost)
 
 
 NOTHING_ASKED = QuerySummary()
@@ -54,9 +55,9 @@ class Meta:
         exited: True if the code called `sys.exit` with the status of success before `SUBMIT`.
         seconds: Run time of the code by the sandbox's monotonic clock.
         cpu_seconds: CPU seconds of the code's process and of the processes that it waited for, as the kernel counts
-            them; in a context the code could falsify them. None if the sandbox's kernel does not say.
-        peak_mib: Most memory (MiB, resident) of one of these processes. It includes what the process inherited from
-            `prepare`, and for the steps of a sequence earlier steps. None if the kernel does not say.
+            them. In a context, code can falsify them. None if the sandbox's kernel does not count them.
+        peak_mib: Largest resident memory of one of these processes, in MiB. It includes the memory that the process
+            inherited from `prepare` or from earlier steps of a sequence. None if the kernel does not count it.
         attempt: Number of the attempt, from 1.
         earlier_errors: Errors of the earlier attempts.
         stdout: Output of the code. Over the cap, only its start and end are kept, with a line that counts the dropped
@@ -71,12 +72,12 @@ class Meta:
         tool_calls: Number of calls of each tool, for code of a flow run.
         value: Value of the last statement as JSON of at most 1 MiB, if the statement is an expression.
         value_repr: The first 20,000 characters of that value's `repr`, if the value is not JSON or is too large.
-        displays: What the code displayed, as in Jupyter: dicts of MIME types and data, with bytes as base64. At most
-            4 MiB together; a text says which data was dropped.
+        displays: Displays of the code, as in Jupyter: dicts of MIME types and data, with bytes as base64. They have at
+            most 4 MiB together, and a text says which data was dropped.
         collected: Host paths of the collected files, or their locations if the results are at a location.
         not_collected: One sentence for each file that was not collected, with the reason.
-        judged: What a check has judged: `outputs` and `submitted` of the code, the text of its `error` or None, and the
-            check's own `check_seconds`, `check_stdout` and `check_stderr`. None without a check.
+        judged: Data that a check has judged: `outputs` and `submitted` of the code, the text of its `error` or None,
+            and the check's own `check_seconds`, `check_stdout` and `check_stderr`. None without a check.
         group: Number of the input, point or chunk, from 0, in a run with `repeats`; otherwise None.
         repeat: Number of the repeat, from 0, in a run with `repeats`; otherwise None.
         kept_until: Time until which `keep_failed` keeps the sandbox, in epoch seconds; None if it was not kept.
@@ -115,5 +116,7 @@ class Meta:
     @property
     def printed(self) -> str:
         """Return the code's output, followed by its error output."""
-        gap = "\n" if self.stdout and self.stderr and not self.stdout.endswith("\n") else ""
-        return f"{self.stdout}{gap}{self.stderr}"
+        needs_line_end = self.stdout and not self.stdout.endswith("\n")
+        if needs_line_end and self.stderr:
+            return f"{self.stdout}\n{self.stderr}"
+        return self.stdout + self.stderr

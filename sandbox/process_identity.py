@@ -21,9 +21,12 @@ os.register_at_fork(after_in_child=_identities.clear)
 def read_own_identity() -> str:
     """Return this process's identity. Return "" if the kernel does not provide it, as on systems other than Linux."""
     pid = os.getpid()
-    if pid not in _identities and (identity := _read_identity(pid)):
+    if pid not in _identities:
+        identity = _read_identity(pid)
+        if not identity:
+            return ""
         _identities[pid] = identity
-    return _identities.get(pid, "")
+    return _identities[pid]
 
 
 def _read_identity(pid: int) -> str:
@@ -40,18 +43,23 @@ def _read_identity(pid: int) -> str:
 
 def is_process_alive(identity: str) -> bool | None:
     """Return True if the process is running, False if it has ended, None if it is not visible from this process."""
-    given, own = PATTERN.fullmatch(identity), PATTERN.fullmatch(read_own_identity())
-    if given is None or own is None or given[1] != own[1]:
+    parts = PATTERN.fullmatch(identity)
+    own_parts = PATTERN.fullmatch(read_own_identity())
+    if parts is None or own_parts is None:
         return None
-    pid, started = int(given[2]), int(given[3])
+    if parts[1] != own_parts[1]:  # another boot or PID namespace
+        return None
+    pid = int(parts[2])
+    started = int(parts[3])
     try:
-        os.kill(pid, 0)  # This works even if /proc hides other users' processes.
+        os.kill(pid, 0)  # Signal 0 only checks, even if /proc hides other users' processes.
     except ProcessLookupError:
         return False
     except PermissionError:
         pass
     try:
-        _, since, state = read_process(pid)
-        return since == started and state not in "ZX"
+        _, started_now, state = read_process(pid)
     except OSError:
         return None
+    is_same_process = started_now == started  # Otherwise, a later process has the same id.
+    return is_same_process and state not in "ZX"  # neither a zombie nor dead

@@ -20,7 +20,7 @@ from .intake.reports import Reports
 from .meta import NOTHING_ASKED, Meta
 from .model_reply import read_program
 from .outcomes.decoding import decode_end
-from .outcomes.ending import Ending, read_json
+from .outcomes.ending import build_error, read_json
 from .requests.execution_request import ExecutionRequest
 from .result import Result
 from .wire.collection import COLLECT_TIMEOUT_SECONDS
@@ -363,7 +363,7 @@ class DriverProtocol:
             raise SandboxStartError(f"sandbox {self.sandbox.id} was lost before prepare ended ({reason})")
         header, _ = pending.end
         if header["status"] != "finished":
-            raise Ending.read(pending, pending.build_meta(), "prepare").build_error()
+            raise build_error(pending, pending.build_meta(), "prepare")
 
     def check_ready(self, is_sent: bool = False) -> None:
         """Close the connection and raise an error unless the driver is ready.

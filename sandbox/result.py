@@ -43,9 +43,9 @@ class Result:
         try:
             return self.outputs[name]
         except KeyError:
-            if name == "keys":  # A method would hide a field of that name.
+            if name == "keys":  # `dict(result)` calls it. A method would hide a field of that name.
                 return self.outputs.keys
-            if name == "_repr_html_":
+            if name == "_repr_html_":  # Notebooks call it.
                 return partial(render_fields, self.outputs)
             raise AttributeError(self._describe_missing(name)) from None
 
@@ -54,8 +54,10 @@ class Result:
         def keys(self) -> KeysView[str]: ...
 
     def _describe_missing(self, name: str) -> str:
-        if self.meta.pruned or not self.meta.submitted:
-            end = "was pruned" if self.meta.pruned else "called sys.exit" if self.meta.exited else "ended"
+        if self.meta.pruned:
+            return f"no field {name!r}: the code was pruned before SUBMIT"
+        if not self.meta.submitted:
+            end = "called sys.exit" if self.meta.exited else "ended"
             return f"no field {name!r}: the code {end} before SUBMIT"
         if not self.outputs:
             return f"no field {name!r}: SUBMIT was called without fields"
@@ -79,7 +81,8 @@ class Result:
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return f"Result({', '.join(f'{escape_text(name)}={value!r}' for name, value in self.outputs.items())})"
+        fields = [f"{escape_text(name)}={value!r}" for name, value in self.outputs.items()]
+        return f"Result({', '.join(fields)})"
 
 
 class Failure:

@@ -66,7 +66,7 @@ class Sandbox(ABC):
         return ""
 
     def may_run_unheard(self) -> bool:
-        """Return True if a silent driver may have run the code that was sent to it, or may still run it."""
+        """Return True if a driver that never answered may have run the code that was sent to it."""
         return False
 
     def expect_execution(self) -> None:
@@ -74,10 +74,7 @@ class Sandbox(ABC):
         return
 
     def find_exceeded_limit(self) -> str:
-        """Return the option of the sandbox-wide limit that caused a kill of a process since the last call.
-
-        Return "" if no such limit was exceeded.
-        """
+        """Return the option whose sandbox-wide limit killed a process since the last call; "" if there was none."""
         return ""
 
     async def refresh_volume(self) -> None:
@@ -106,11 +103,16 @@ class Sandbox(ABC):
         """
 
     async def keep(self, until: float, execution: int | None = None) -> None:
-        """End the driver, and leave the sandbox with its files open until a time, in epoch seconds.
+        """End the driver, and leave the sandbox with its files open. `remove` still works after an error.
 
-        The sandbox is marked as kept first, with the number of its failed execution, so that `list_sandboxes` shows
-        both even if this process is killed.
-        `remove` still works after an error. Raise RlmBatchError.
+        The sandbox is marked as kept first, so that `list_sandboxes` shows it even if this process is killed.
+
+        Args:
+            until: Time at which the sandbox ends, in epoch seconds.
+            execution: Number of the sandbox's failed execution, for `list_sandboxes`.
+
+        Raises:
+            RlmBatchError: The provider cannot keep the sandbox.
         """
         raise RlmBatchError(f"the provider {self.provider} keeps no sandboxes")
 
@@ -128,9 +130,9 @@ def describe_large_file(path: str, size: int, max_bytes: int) -> str:
 
 
 def describe_special_file(path: str, action: str = "read", *, is_link: bool = False) -> str:
-    """Return the message for a path that is not "read" or "written" because it is not a regular file."""
+    """Return the message for a path that is not a regular file, so it was not "read" or "written"."""
     if is_link:
         return f"{path!r} is a symbolic link, which is not followed"
-    return (
-        f"{path!r} is not a readable file" if action == "read" else f"{path!r} could not be written: it is not a file"
-    )
+    if action == "read":
+        return f"{path!r} is not a readable file"
+    return f"{path!r} could not be written: it is not a file"

@@ -158,7 +158,7 @@ class Policy:
         column, audit = MACHINES[arch]
         allowed: Answer = (ALLOWED,)
         unknown: Answer = (_refuse(ENOSYS),)
-        answers = dict.fromkeys(range(FIRST_UNKNOWN_CALL), allowed)
+        answers: dict[int, Answer] = dict.fromkeys(range(FIRST_UNKNOWN_CALL), allowed)
         answers |= dict.fromkeys(range(*GAPS[column]), unknown)
         for name, answer in self._build_answers().items():
             number = CALLS[name][column]

@@ -25,12 +25,12 @@ NO_NETWORK = re.compile(
     r"Temporary failure in name resolution|Name or service not known|Could not resolve host|Network is unreachable"
     r"|unable to resolve host address|_socket\.socket\.__init__(?:.*\n){1,3}PermissionError"
 )
-# Distributions whose name differs from the module's name. A module of the namespace `google` has two parts.
+# Distributions whose name differs from the module's name.
 DISTRIBUTIONS = {
     "attr": "attrs", "Bio": "biopython", "bs4": "beautifulsoup4", "Crypto": "pycryptodome",
     "cv2": "opencv-python-headless", "dateutil": "python-dateutil", "docx": "python-docx", "dotenv": "python-dotenv",
-    "faiss": "faiss-cpu", "fitz": "PyMuPDF", "git": "GitPython", "google.protobuf": "protobuf", "jose": "python-jose",
-    "jwt": "PyJWT", "magic": "python-magic", "OpenSSL": "pyOpenSSL", "PIL": "pillow", "pkg_resources": "setuptools",
+    "faiss": "faiss-cpu", "fitz": "PyMuPDF", "git": "GitPython", "jose": "python-jose", "jwt": "PyJWT",
+    "magic": "python-magic", "OpenSSL": "pyOpenSSL", "PIL": "pillow", "pkg_resources": "setuptools",
     "pptx": "python-pptx", "psycopg2": "psycopg2-binary", "pywt": "PyWavelets", "serial": "pyserial",
     "skimage": "scikit-image", "sklearn": "scikit-learn", "slugify": "python-slugify", "umap": "umap-learn",
     "usb": "pyusb", "websocket": "websocket-client", "yaml": "PyYAML", "zmq": "pyzmq",
@@ -42,7 +42,7 @@ MIN_SIMILARITY = 0.75  # similarity from which a name counts as a misspelling of
 def find_advice(
     kind: str, message: str, traceback: str, stderr: str, variables: Collection[str] | None, *, has_network: bool
 ) -> str:
-    """Return what the caller can do about an exception of the code, or an empty string.
+    """Return a sentence on what the caller can do about an exception of the code; empty if the cause is unknown.
 
     Args:
         kind: The exception's type.
@@ -58,7 +58,7 @@ def find_advice(
     if kind in ("CalledProcessError", "FileNotFoundError", "ModuleNotFoundError") and PIP.search(message):
         return "The code cannot install packages: add them to the provider's `packages`"
     if kind == "ModuleNotFoundError" and (match := MISSING_MODULE.fullmatch(message)):
-        return _advise_on_module(match[1], traceback)
+        return _advise_on_module(match[1])
     if kind == "NameError" and (match := MISSING_NAME.match(message)):
         return _advise_on_name(match[1], traceback, variables)
     if not has_network and NO_NETWORK.search(f"{message}\n{traceback}\n{stderr[-MAX_STDERR_CHARACTERS:]}"):
@@ -66,16 +66,14 @@ def find_advice(
     return ""
 
 
-def _advise_on_module(module: str, traceback: str) -> str:
-    if module == "google" and "google.protobuf" in traceback:
-        module = "google.protobuf"
+def _advise_on_module(module: str) -> str:
     program = os.path.abspath(getattr(sys.modules["__main__"], "__file__", None) or "notebook")
     for directory in (os.path.dirname(program), os.getcwd()):
         path = os.path.join(directory, module)
         if os.path.isfile(f"{path}.py") or os.path.isdir(path):
             return f"The module {module} is in {directory}: add this folder to `python_path`"
-    # No advice for a submodule (`a.b`): the error means that the package `a` is installed but lacks the submodule.
-    if module not in DISTRIBUTIONS and ("." in module or module in sys.stdlib_module_names):
+    # A missing submodule (`a.b`) means that the package `a` is installed. Many distributions have parts of `google`.
+    if "." in module or module == "google" or module in sys.stdlib_module_names:
         return ""
     distribution = DISTRIBUTIONS.get(module, module)
     return (
@@ -85,16 +83,19 @@ def _advise_on_module(module: str, traceback: str) -> str:
 
 
 def _advise_on_name(name: str, traceback: str, variables: Collection[str] | None) -> str:
-    known = () if variables is None else (*variables, "SUBMIT", "report", "display", *QUERY_NAMES)
-    spellings = {word.replace("_", "").casefold(): word for word in known}
-    close = difflib.get_close_matches(name.replace("_", "").casefold(), spellings, 1, MIN_SIMILARITY)
-    if close:
-        return f"{name} is not defined: did you mean {spellings[close[0]]}?"
+    if variables is not None:
+        known_names = (*variables, "SUBMIT", "report", "display", *QUERY_NAMES)
+        spellings = {known_name.replace("_", "").casefold(): known_name for known_name in known_names}
+        close = difflib.get_close_matches(name.replace("_", "").casefold(), spellings, 1, MIN_SIMILARITY)
+        if close:
+            return f"{name} is not defined: did you mean {spellings[close[0]]}?"
     if name in sys.stdlib_module_names:
         return f"{name} is not imported: add `import {name}` to the code"
     if variables is None:
         return "prepare has no SUBMIT, report, queries, tools or variables: use them in the code, which runs after it"
-    if re.search(rf"\b{name}\s*\(", traceback) is not None:  # A variable is no remedy for a call.
+    if re.search(rf"\b{name}\s*\(", traceback) is not None:  # The code calls it, and a variable cannot be called.
         return ""
-    has = f" (it has {', '.join(sorted(variables)[:10])})" if variables else ""
-    return f"{name} is not a variable of the execution{has}: define it in the code, or pass it as a variable"
+    shown_variables = f" (it has {', '.join(sorted(variables)[:10])})" if variables else ""
+    return (
+        f"{name} is not a variable of the execution{shown_variables}: define it in the code, or pass it as a variable"
+    )

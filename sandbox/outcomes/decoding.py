@@ -1,10 +1,11 @@
-"""A decoder that turns the end of an execution into a result or an error. It also decodes the displays.
+"""A decoder that turns the end of an execution into a result or an error.
 
-The data is untrusted: code may have written it. Every value is checked before use.
+The data is untrusted, because code may have written it. Every value is checked before use.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ..errors import SubmitError
@@ -13,7 +14,7 @@ from ..wire.frames import EXITED
 from ..wire.names import MAX_REPORTED_FILES
 from ..wire.nonfinite import restore_numbers
 from ..wire.submission import MAX_REPR_CHARACTERS, SubmissionError, check_bundle, check_submission
-from .ending import Ending, read_json
+from .ending import build_error, read_json
 
 if TYPE_CHECKING:
     from ..protocol import PendingExecution
@@ -25,15 +26,20 @@ MAX_SECONDS = 1e9  # longest credible run time, 30 years; larger values did not 
 
 def decode_end(pending: PendingExecution, header: dict[str, Any], body: bytes) -> Result:
     """Return the result in an execution's last frame, or raise the error in it."""
-    is_pruned, meta = pending.reports.is_pruned, _decode_usage(header)
+    meta = _decode_usage(header)
     if pending.files:
         meta["files"] = _decode_files(pending.files)
-    meta |= _decode_shown(pending.value, pending.displays)
+    if pending.value is not None:
+        meta |= _decode_value(pending.value)
+    if pending.displays:
+        meta["displays"] = _decode_displays(pending.displays)
     if header["status"] == "finished":
         return Result({}, pending.build_meta(**meta, exited=body == EXITED))
     if header["status"] == "submitted":
+        is_pruned = pending.reports.is_pruned
+        expected_fields = None if is_pruned else pending.request.output_fields
         try:
-            outputs = decode_submission(body, None if is_pruned else pending.request.output_fields)
+            outputs = decode_submission(body, expected_fields)
         except SubmissionError as reason:
             error = SubmitError(
                 f"the code wrote an invalid result past SUBMIT: {reason}. Return values only with SUBMIT"
@@ -41,12 +47,14 @@ def decode_end(pending: PendingExecution, header: dict[str, Any], body: bytes) -
             error.meta = pending.build_meta(**meta)
             raise error from None
         return Result(outputs, pending.build_meta(**meta, submitted=bool(outputs) or not is_pruned))
-    raise Ending.read(pending, pending.build_meta(**meta)).build_error()
+    raise build_error(pending, pending.build_meta(**meta))
 
 
 def _decode_usage(header: dict[str, Any]) -> dict[str, Any]:
     """Return the meta's fields of run time, CPU seconds and peak memory, without values that are not credible."""
-    seconds, microseconds, peak_kib = header.get("seconds"), header.get("cpu_microseconds"), header.get("peak_kib")
+    seconds = header.get("seconds")
+    microseconds = header.get("cpu_microseconds")
+    peak_kib = header.get("peak_kib")
     usage: dict[str, Any] = {}
     if type(seconds) is float and 0 <= seconds < MAX_SECONDS:
         usage["seconds"] = seconds
@@ -58,7 +66,7 @@ def _decode_usage(header: dict[str, Any]) -> dict[str, Any]:
 
 
 def _decode_files(body: bytes) -> tuple[str, ...]:
-    """Decode file names. The code may have forged the names, so ignore everything but strings."""
+    """Return the names of the files that the code wrote on the volume. Everything but strings is ignored."""
     try:
         value = read_json(body)
     except (ValueError, RecursionError):
@@ -69,38 +77,35 @@ def _decode_files(body: bytes) -> tuple[str, ...]:
 
 def decode_submission(body: bytes, expected: list[dict[str, str]] | None) -> dict[str, Any]:
     """Return the submitted fields. Raises SubmissionError."""
-    has_nonfinite = body.startswith(b"[")  # a list of the fields and their non-finite numbers
     try:
         value = read_json(body)
-        if has_nonfinite:
-            if len(value) != 2 or type(value[1]) is not dict:
+        if isinstance(value, list):  # the fields and their non-finite numbers
+            fields_and_numbers: list[Any] = value  # type: ignore[reportUnknownVariableType]
+            if len(fields_and_numbers) != 2 or type(fields_and_numbers[1]) is not dict:
                 raise ValueError("not a list of fields and their non-finite numbers")
-            value, numbers = value
+            value, numbers = fields_and_numbers
             restore_numbers(value, numbers)
     except (ValueError, RecursionError) as error:
         raise SubmissionError(f"it is not strict JSON ({type(error).__name__}: {str(error)[:100]})") from None
     return check_submission(value, body, expected)
 
 
-def _decode_shown(value: bytes | None, displays: list[bytes]) -> dict[str, Any]:
-    """Return the non-empty fields of the meta: `value` or `value_repr`, and `displays`. Invalid data is ignored."""
-    shown: dict[str, Any] = {}
-    if value is not None:
-        try:
-            fields = decode_submission(value, None)
-        except SubmissionError:
-            fields = {}
-        text = fields.get("repr")
-        if fields.get("value") is not None:
-            shown["value"] = fields["value"]
-        elif isinstance(text, str):
-            shown["value_repr"] = text[:MAX_SHOWN_CHARACTERS]
+def _decode_value(body: bytes) -> dict[str, Any]:
+    """Return the meta's field of the last value: `value` or `value_repr`. Invalid data is ignored."""
+    try:
+        fields = decode_submission(body, None)
+    except SubmissionError:
+        return {}
+    if fields.get("value") is not None:
+        return {"value": fields["value"]}
+    text = fields.get("repr")
+    return {"value_repr": text[:MAX_SHOWN_CHARACTERS]} if isinstance(text, str) else {}
+
+
+def _decode_displays(bodies: list[bytes]) -> tuple[dict[str, Any], ...]:
+    """Return the displays. Invalid ones are ignored."""
     bundles: list[dict[str, Any]] = []
-    for body in displays:
-        try:
+    for body in bodies:
+        with suppress(ValueError, RecursionError):
             bundles.append(check_bundle(read_json(body), body))
-        except (ValueError, RecursionError):
-            continue
-    if bundles:
-        shown["displays"] = tuple(bundles)
-    return shown
+    return tuple(bundles)

@@ -1,11 +1,10 @@
-"""The end of an execution: the driver's last frame, read as untrusted data, and the error built from it."""
+"""The errors of executions, built from the driver's last frame, which is untrusted."""
 
 from __future__ import annotations
 
 import errno
 import os
 import re
-from dataclasses import dataclass
 from signal import SIGKILL, SIGXCPU, SIGXFSZ, Signals
 from typing import TYPE_CHECKING, Any
 
@@ -29,11 +28,11 @@ from .advice import find_advice
 if TYPE_CHECKING:
     from ..meta import Meta
     from ..protocol import PendingExecution
-    from ..sandbox_api import Sandbox
 
 SIGNALS = {number.value: number.name for number in Signals}
 SETUP_HINT = "Raise the sandbox's limits, or see rlm-batch doctor"
-HIT_LIMITS = {  # options that set a limit (the lowest one applies) and a remedy, by the driver's name of the limit
+# The options that set a limit, and a remedy, by the driver's name of the limit.
+HIT_LIMITS = {
     "processes": (("total_processes", "processes"), "have fewer processes and threads at a time"),
     "open_files": (("open_files",), "close files that are not needed"),
     "file_size": (("file_size_mib",), "write smaller files"),
@@ -45,7 +44,7 @@ HIT_LIMITS = {  # options that set a limit (the lowest one applies) and a remedy
 FAILED_START = re.compile(r"(?m)^Fatal Python error: (.{1,200}).*\nPython runtime state: (?:pre|core )initializ")
 MAX_TEXT_CHARACTERS = 21_000  # text of an error; the driver cuts it at 20,000 and adds a note
 MAX_PRINTED_LINES = 10  # last lines of the error output of `prepare` in its error
-# The classes of errors by the status of the driver's last frame, and by the kind of an exception.
+# The classes of errors by the status of the driver's last frame, and by the driver's kind of an exception.
 BY_STATUS: dict[str, type[RlmBatchError]] = {
     "timeout": ExecutionTimeout, "lost": StateLost, "setup": SandboxStartError, "unprepared": SandboxLost,
     "commit": VolumeError,
@@ -56,101 +55,120 @@ BY_KIND: dict[Any, type[RlmBatchError]] = {
 WITHOUT_TRACEBACK = ("submit", "volume", "exit", "threads")
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """The end of an execution or of `prepare` that failed.
+def build_error(pending: PendingExecution, meta: Meta, subject: str = "the code") -> RlmBatchError:
+    """Return the error of an execution that failed, or of `prepare` if that is the subject."""
+    return _Ending(pending, meta, subject).build_error()
+
+
+class _Ending:
+    """The end of an execution or of `prepare` that failed. The body of the last frame may be forged by code.
 
     Attributes:
-        sandbox: The sandbox, whose limits messages name.
-        header: The header of the driver's last frame.
-        outcome: The body of the frame. Code may have written it.
-        meta: The meta of the execution.
-        timeout: Seconds that the code had; None for no limit.
-        subject: "the code" or "prepare".
-        limit: The sandbox-wide limit that made the kernel kill the code; "" if there was none.
-        kind: The driver's kind of an exception; None for another end.
-        type, message, traceback: The exception's; empty if there was none, but `message` may be the driver's.
-        line: The line of the code that ran.
+        outcome: The values in the body of the last frame.
+        kind: The driver's kind of an exception; empty for another end.
+        type, message, traceback: The exception's. Without an exception, `message` may be the driver's.
+        limit: The sandbox-wide limit that made the kernel kill the code; empty if there was none.
     """
 
-    sandbox: Sandbox
-    header: dict[str, Any]
-    outcome: dict[str, Any]
-    meta: Meta
-    timeout: float | None
-    subject: str
-    limit: str
-    kind: Any
-    type: str
-    message: str
-    traceback: str
-    line: int | None
-
-    @classmethod
-    def read(cls, pending: PendingExecution, meta: Meta, subject: str = "the code") -> Ending:
-        """Read the driver's last frame."""
+    def __init__(self, pending: PendingExecution, meta: Meta, subject: str) -> None:
         assert pending.end is not None
-        (header, body), sandbox, value = pending.end, pending.protocol.sandbox, None
+        self.header, body = pending.end
+        self.status: str = self.header["status"]
+        self.sandbox = pending.protocol.sandbox
+        self.timeout = pending.request.timeout
+        self.meta = meta
+        self.subject = subject
+        self.is_preparation = subject == "prepare"
         try:
             value = read_json(body)
         except (ValueError, RecursionError):
-            header, value = {**header, "status": "channel"}, {"message": "an outcome that is not JSON"}
-        is_killed = header["status"] == "crashed" and header.get("signal") == SIGKILL
-        limit = sandbox.find_exceeded_limit() if is_killed else ""
-        outcome: dict[str, Any] = value if isinstance(value, dict) else {}  # type: ignore[reportUnknownVariableType]
-        found = [outcome.get(name) for name in ("type", "message", "traceback")]
-        texts = [text[:MAX_TEXT_CHARACTERS] if isinstance(text, str) else "" for text in found]
-        kind = outcome.get("kind") if header["status"] == "error" else None
-        kind = kind if isinstance(kind, str) else None
-        timeout, line = pending.request.timeout, read_integer(outcome, "line")
-        return cls(sandbox, header, outcome, meta, timeout, subject, limit, kind, *texts, line=line)
+            self.status = "channel"
+            value = {"message": "an outcome that is not JSON"}
+        self.outcome: dict[str, Any] = value if isinstance(value, dict) else {}  # type: ignore[reportUnknownMemberType]
+        self.type = self._read_text("type")
+        self.message = self._read_text("message")
+        self.traceback = self._read_text("traceback")
+        self.kind = self._read_text("kind") if self.status == "error" else ""
+        self.line = read_integer(self.outcome, "line")
+        self.limit = ""
+        if self.status == "crashed" and self.header.get("signal") == SIGKILL:
+            self.limit = self.sandbox.find_exceeded_limit()
+
+    def _read_text(self, name: str) -> str:
+        value = self.outcome.get(name)
+        return value[:MAX_TEXT_CHARACTERS] if isinstance(value, str) else ""
 
     def build_error(self) -> RlmBatchError:
-        """Return the error."""
-        status, is_preparation = self.header["status"], self.subject == "prepare"
-        text, advice = self._describe(), ""
-        if self.header.get("state_lost"):
-            text += ". The state of earlier executions is lost."
-        if status == "error" and (self.kind == "syntax" or self.kind not in BY_KIND):
-            names, errors = None if is_preparation else self.meta.variables, self.meta.stderr
-            has_network = self.sandbox.has_network
-            advice = find_advice(self.type, self.message, self.traceback, errors, names, has_network=has_network)
-        # Such as the traceback of a program that `prepare` started:
-        printed = self.meta.stderr.rstrip().splitlines()[-MAX_PRINTED_LINES:] if is_preparation else []
+        """Return the error with its text: what happened, the traceback, and advice."""
         traceback = "" if self.kind in WITHOUT_TRACEBACK else self.traceback
-        text = "\n".join(filter(None, (text, *printed, traceback.rstrip() if advice else traceback, advice)))
-        kind = BY_KIND.get(self.kind, CodeError) if status == "error" else BY_STATUS.get(status, CodeCrashed)
-        if is_preparation:
-            kind = SandboxStartError if status == "setup" else PrepareError
-        return self._set_attributes(kind(text), traceback, advice)
-
-    def _set_attributes(self, error: RlmBatchError, traceback: str, advice: str) -> RlmBatchError:
+        advice = self._find_advice()
+        lines = [self._describe()]
+        if self.header.get("state_lost"):
+            lines[0] += ". The state of earlier executions is lost."
+        if self.is_preparation:  # A program that `prepare` started may have printed a traceback.
+            lines += self.meta.stderr.rstrip().splitlines()[-MAX_PRINTED_LINES:]
+        if traceback:
+            lines.append(traceback.rstrip() if advice else traceback)
+        if advice:
+            lines.append(advice)
+        error = self._find_class()("\n".join(lines))
         error.meta = self.meta
+        self._set_attributes(error, traceback, advice)
+        return error
+
+    def _find_advice(self) -> str:
+        is_known = self.kind in BY_KIND and self.kind != "syntax"  # The error's class says what to do.
+        if self.status != "error" or is_known:
+            return ""
+        return find_advice(
+            self.type,
+            self.message,
+            self.traceback,
+            self.meta.stderr,
+            None if self.is_preparation else self.meta.variables,
+            has_network=self.sandbox.has_network,
+        )
+
+    def _find_class(self) -> type[RlmBatchError]:
+        if self.is_preparation:
+            return SandboxStartError if self.status == "setup" else PrepareError
+        if self.status == "error":
+            return BY_KIND.get(self.kind, CodeError)
+        return BY_STATUS.get(self.status, CodeCrashed)
+
+    def _set_attributes(self, error: RlmBatchError, traceback: str, advice: str) -> None:
         if isinstance(error, CodeError | PrepareError):
-            error.type, error.message, error.traceback = self.type, self.message, traceback
-            error.stdout, error.line, error.advice = self.meta.stdout, self.line, advice
+            error.type = self.type
+            error.message = self.message
+            error.traceback = traceback
+            error.stdout = self.meta.stdout
+            error.line = self.line
+            error.advice = advice
         if isinstance(error, CodeCrashed):
             is_killed = bool(self.header.get("out_of_memory")) or self.limit == "total_memory_mib"
             error.out_of_memory = is_killed or self.kind == "memory"
-            error.exit_code, error.signal = read_integer(self.header, "exit_code"), read_integer(self.header, "signal")
+            error.exit_code = read_integer(self.header, "exit_code")
+            error.signal = read_integer(self.header, "signal")
             if self.kind == "exit":
                 status = read_integer(self.outcome, "exit_code")
                 error.exit_code = 1 if status is None else status
         if isinstance(error, ExecutionTimeout):
-            error.timeout, error.traceback, error.stdout = self.timeout or 0.0, traceback, self.meta.stdout
+            error.timeout = self.timeout or 0.0
+            error.traceback = traceback
+            error.stdout = self.meta.stdout
         if isinstance(error, VolumeError):
-            error.is_failure_of_code = self.header["status"] == "error"
-        return error
+            error.is_failure_of_code = self.status == "error"
 
     def _describe(self) -> str:
         """Return what happened, with a remedy."""
-        subject, message = self.subject, self.message
+        subject = self.subject
+        message = self.message
         where = "" if self.line is None else f" (line {self.line})"
-        match self.header["status"]:
+        match self.status:
             case "timeout":
-                option = "`prepare_timeout`" if subject == "prepare" else "`timeout`"
-                cpu = self.meta.cpu_seconds
-                spent = "" if cpu is None else f", with {cpu:.1f} s of CPU time"
+                option = "`prepare_timeout`" if self.is_preparation else "`timeout`"
+                cpu_seconds = self.meta.cpu_seconds
+                spent = "" if cpu_seconds is None else f", with {cpu_seconds:.1f} s of CPU time"
                 return (
                     f"{subject} was still running{where} after its timeout of {self.timeout or 0:g} s{spent}; give it "
                     f"more with {option}, or less to do"
@@ -163,9 +181,12 @@ class Ending:
                     "after reset() or in a new context"
                 )
             case "setup":
-                is_of_processes = os.strerror(errno.EAGAIN) in message
-                remedy = self._describe_limit("processes") if is_of_processes else ""
-                return f"{subject} did not run: {message}{remedy or f'. {SETUP_HINT}'}"
+                remedy = ""
+                if os.strerror(errno.EAGAIN) in message:  # The limit of processes was reached.
+                    remedy = self._describe_limit("processes")
+                if not remedy:
+                    remedy = f". {SETUP_HINT}"
+                return f"{subject} did not run: {message}{remedy}"
             case "unprepared":
                 return f"{subject} did not run: {message}. Run it in a new sandbox"
             case "commit":
@@ -192,7 +213,8 @@ class Ending:
 
     def _describe_exception(self, where: str) -> str:
         """Describe the exception that ended the code, by its kind."""
-        subject, message = self.subject, self.message
+        subject = self.subject
+        message = self.message
         match self.kind:
             case "submit" | "volume":
                 return f"{message}{where}"
@@ -215,22 +237,24 @@ class Ending:
             case "threads":
                 return f"prepare left these threads running, which forks do not have: {message}. End them in prepare"
             case _:
-                hint = self._describe_limit(self.outcome.get("limit"))
-                return f"{subject} raised {self.type}{where}: {message.rstrip('.') if hint else message}{hint}"
+                hint = self._describe_limit(self._read_text("limit"))
+                if hint:  # It begins with a full stop.
+                    message = message.rstrip(".")
+                return f"{subject} raised {self.type}{where}: {message}{hint}"
 
     def _describe_crash(self) -> str:
         """Describe how the process of the code ended, with a remedy."""
-        header, subject = self.header, self.subject
+        subject = self.subject
         if self.limit:
             option = self._describe_option(self.limit)
             return (
                 f"the sandbox reached its `{self.limit}`, and {subject} was killed: raise {option}, "
                 "or do less at a time"
             )
-        if header.get("out_of_memory"):
+        if self.header.get("out_of_memory"):
             more = self._describe_more_memory()
             return f"the kernel killed {subject}, because memory ran out: work on less at a time, or {more}"
-        signal, exit_code = read_integer(header, "signal"), read_integer(header, "exit_code")
+        signal = read_integer(self.header, "signal")
         if signal == SIGXCPU:
             return f"{subject} used up its CPU seconds: raise its timeout or `cpu_seconds`, or do less"
         if signal == SIGXFSZ:
@@ -241,26 +265,27 @@ class Ending:
             return f"{subject}'s process was killed by {name}: {cause}"
         if failed_start := FAILED_START.search(self.meta.stderr):
             return f"Python could not start with this environment: {failed_start[1]}. Correct `environment`"
-        return f"{subject}'s process exited with status {exit_code} before {subject} ended: check for os._exit"
+        status = read_integer(self.header, "exit_code")
+        return f"{subject}'s process exited with status {status} before {subject} ended: check for os._exit"
 
     def _describe_more_memory(self) -> str:
-        is_crash = self.header["status"] == "crashed"
-        option = self.sandbox.kill_memory_option if is_crash else self.sandbox.memory_option
+        option = self.sandbox.kill_memory_option if self.status == "crashed" else self.sandbox.memory_option
         return f"give the sandbox more with {self._describe_option(option)}" if option else "give the sandbox more"
 
-    def _describe_limit(self, limit: object) -> str:
+    def _describe_limit(self, limit: str) -> str:
         """Return text to add to an error's message: the option that sets the limit, and a remedy. May be empty."""
         limits = self.sandbox.limits
-        options, remedy = HIT_LIMITS.get(limit, ((), "")) if isinstance(limit, str) else ((), "")
-        option = min((option for option in options if option in limits), key=limits.__getitem__, default="")
-        if not option:
+        options, remedy = HIT_LIMITS.get(limit, ((), ""))
+        values = {option: limits[option] for option in options if option in limits}
+        if not values:
             return ""
-        return f". `{option}` allows {limits[option]:,}: {remedy}, or set a higher `{option}`"
+        lowest = min(values, key=values.__getitem__)  # The lowest limit is the one that the code reached.
+        return f". `{lowest}` allows {values[lowest]:,}: {remedy}, or set a higher `{lowest}`"
 
     def _describe_option(self, option: str) -> str:
-        """Return an option with its value, if the provider has one."""
+        """Return an option and its value if the provider has one."""
         value = self.sandbox.limits.get(option)
-        return f"`{option}`" + ("" if value is None else f" (it is {value:,})")
+        return f"`{option}`" if value is None else f"`{option}` (it is {value:,})"
 
 
 def read_json(body: bytes) -> Any:

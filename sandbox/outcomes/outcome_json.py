@@ -23,46 +23,60 @@ def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
     for what a check judged.
     """
     meta = {item.name: getattr(outcome.meta, item.name) for item in fields(Meta)}
-    meta["reports"] = [[step, value if math.isfinite(value) else str(value)] for step, value in outcome.meta.reports]
+    meta["reports"] = [list(report) for report in outcome.meta.reports]
+    for report in meta["reports"]:
+        if not math.isfinite(report[1]):
+            report[1] = str(report[1])
     # Leave out the fields that are empty in most lines.
     for name in ("reports", "pruned", "displays", "tool_calls", "collected", "not_collected", "exited"):
         if not meta[name]:
             del meta[name]
-    # Keep empty strings, zero and False.
+    # Of these fields, empty strings, zero and False have a meaning.
     for name in ("value", "value_repr", "judged", "group", "repeat", "cpu_seconds", "peak_mib", "kept_until"):
         if meta[name] is None:
             del meta[name]
     for name in ("value", "judged"):
         if name in meta:
+            # A dict around the value gives the pointers the name of the field.
             plain, nonfinite = replace_nonfinite({name: meta[name]})
-            meta |= {**plain, **({f"{name}_nonfinite": nonfinite} if nonfinite else {})}
+            meta[name] = plain[name]
+            if nonfinite:
+                meta[f"{name}_nonfinite"] = nonfinite
     queries = outcome.meta.queries
-    meta["queries"] = {i.name: getattr(queries, i.name) for i in fields(QuerySummary)} if queries.asked else None
+    meta["queries"] = None
+    if queries.asked:
+        meta["queries"] = {item.name: getattr(queries, item.name) for item in fields(QuerySummary)}
     meta["variables"], nonfinite = replace_nonfinite(outcome.meta.variables)
     if nonfinite:
         meta["nonfinite"] = nonfinite
-    if isinstance(outcome, Result):
-        outputs, nonfinite = replace_nonfinite(outcome.outputs)
-        return {"outputs": outputs, **({"nonfinite": nonfinite} if nonfinite else {}), "meta": meta}
-    return {"error": error_to_json(outcome.error), "meta": meta}
+    if not isinstance(outcome, Result):
+        return {"error": error_to_json(outcome.error), "meta": meta}
+    outputs, nonfinite = replace_nonfinite(outcome.outputs)
+    if nonfinite:
+        return {"outputs": outputs, "nonfinite": nonfinite, "meta": meta}
+    return {"outputs": outputs, "meta": meta}
 
 
 def get_status(outcome: Outcome) -> str:
-    """Return how an execution ended: succeeded, exited (by `sys.exit` before SUBMIT), failed or unfinished.
+    """Return how an execution ended: "succeeded", "exited", "failed" or "unfinished".
 
-    An unfinished execution failed for a reason outside of its code, such as a lost sandbox, so no rate counts it.
+    An "exited" execution called `sys.exit` before SUBMIT. An "unfinished" one failed for a reason outside of its code,
+    such as a lost sandbox, so no rate counts it.
     """
-    if isinstance(outcome, Failure):
-        queries = outcome.meta.queries
-        is_of_model = queries.failed > queries.unsolved and getattr(outcome.error, "type", "") in QUERY_ERRORS
-        return "failed" if outcome.error.is_failure_of_code and not is_of_model else "unfinished"
-    return "exited" if outcome.meta.exited and not outcome.meta.submitted else "succeeded"
+    if isinstance(outcome, Result):
+        has_exited = outcome.meta.exited and not outcome.meta.submitted
+        return "exited" if has_exited else "succeeded"
+    queries = outcome.meta.queries
+    got_no_answer = queries.failed > queries.unsolved and getattr(outcome.error, "type", "") in QUERY_ERRORS
+    if got_no_answer or not outcome.error.is_failure_of_code:
+        return "unfinished"
+    return "failed"
 
 
 def restore_outcome(data: dict[str, Any]) -> None:
-    """Restore the non-finite numbers in a dict of `outcome_to_json`, in place. Raises ValueError for a damaged dict.
+    """Restore the non-finite numbers in a dict of `outcome_to_json`, in place. A second call has no effect.
 
-    A second call has no effect.
+    Raises ValueError if `nonfinite` names a missing value, or a report is not a step and a number.
     """
     restore_numbers(data.get("outputs"), data.pop("nonfinite", {}))
     meta = data["meta"]
@@ -77,10 +91,7 @@ def restore_outcome(data: dict[str, Any]) -> None:
 
 
 def outcome_from_json(data: dict[str, Any]) -> Outcome:
-    """Return the outcome from a dict of `outcome_to_json`.
-
-    Raises ValueError if `nonfinite` names a value that is missing.
-    """
+    """Return the outcome from a dict of `outcome_to_json`. Raises ValueError as `restore_outcome` does."""
     restore_outcome(data)
     values = {item.name: data["meta"][item.name] for item in fields(Meta) if item.name in data["meta"]}
     for name in ("layers", "earlier_errors", "files", "reports", "displays", "collected", "not_collected"):

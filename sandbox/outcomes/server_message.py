@@ -10,9 +10,9 @@ FIELDS = (("message",), ("msg",), ("exception_message", "exception_detail"), ("d
 
 
 def extract_message(text: str) -> str:
-    """Return the text with its JSON object replaced by the object's message, or the title of an HTML page.
+    """Return the title of an HTML page, or else the text with the message of its JSON object in the object's place.
 
-    Truncated JSON stays unchanged.
+    A text with truncated JSON is returned as it is.
     """
     text = text[:MAX_LENGTH]
     title = re.search(r"<title>(.*?)</title>", text, re.IGNORECASE | re.DOTALL)
@@ -23,31 +23,38 @@ def extract_message(text: str) -> str:
         value, end = json.JSONDecoder().raw_decode(text, start)
     except (ValueError, RecursionError, IndexError):
         return text.strip()
-    return f"{text[:start]}{_find_words(value)}{text[end:]}".strip()
+    return f"{text[:start]}{_find_message(value)}{text[end:]}".strip()
 
 
 def describe_server_error(error: Exception) -> str:
-    """Return the status and the server's message without its JSON, or the client's error if there was no response."""
+    """Return the status and the server's message, or the client's error if there was no response."""
     response = getattr(error, "response", None)
     if response is None:
         return str(error).partition("\n")[0] or type(error).__name__
-    status, words = f"{response.status_code} {response.reason_phrase}", extract_message(response.text)
-    return f"{status}: {' '.join(words.split())[:1000]}" if words else status
+    status = f"{response.status_code} {response.reason_phrase}"
+    message = extract_message(response.text)
+    return f"{status}: {' '.join(message.split())[:1000]}" if message else status
 
 
-def _find_words(value: Any) -> str:
+def _find_message(value: Any) -> str:
     """Return the message in a JSON value: its text, its items' messages, or the first field that has a message."""
     if isinstance(value, str):
         return extract_message(value)
     if isinstance(value, list):
-        return "; ".join(filter(None, map(_find_words, cast("list[Any]", value))))
+        return _join_messages(cast("list[Any]", value), "; ")
     if not isinstance(value, dict):
         return ""
     fields = cast("dict[str, Any]", value)
     for names in FIELDS:
-        words = ": ".join(filter(None, (_find_words(fields.get(name)) for name in names)))
-        if words:
-            # FastAPI names the refused parameter in `loc`.
-            place = cast("list[Any]", fields["loc"]) if isinstance(fields.get("loc"), list) else []
-            return f"{'.'.join(map(str, place))}: {words}" if place else words
+        message = _join_messages([fields.get(name) for name in names], ": ")
+        if not message:
+            continue
+        if isinstance(fields.get("loc"), list):  # FastAPI names the refused parameter here, as in ["body", "name"].
+            return f"{'.'.join(map(str, fields['loc']))}: {message}"
+        return message
     return ""
+
+
+def _join_messages(values: list[Any], separator: str) -> str:
+    messages = [_find_message(value) for value in values]
+    return separator.join(message for message in messages if message)

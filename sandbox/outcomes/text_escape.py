@@ -20,28 +20,32 @@ _brief.maxstring = _brief.maxlong = _brief.maxother = MAX_CELL_CHARACTERS
 def escape_text(text: str, keep: str = "") -> str:
     """Return the text with control characters, text direction marks and lone surrogates as Python escapes.
 
-    `keep` lists characters to leave unchanged, such as line ends.
+    Characters of `keep`, such as line ends, stay unchanged.
     """
     return text if _UNSAFE.search(text) is None else text.translate(_build_escapes(keep))
 
 
 def escape_json(text: str) -> str:
-    """Return JSON text in which JSON escapes replace the characters of `_UNSAFE`. Lone surrogates become "?"."""
+    """Return JSON text with JSON escapes for control characters and direction marks. Lone surrogates become "?"."""
     return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text.encode("utf-8", "replace").decode("utf-8"))
 
 
 @functools.cache
 def _build_escapes(keep: str) -> dict[int, str]:
     """Return a table of escapes for `str.translate`, which is ten times as fast as a check of each character."""
-    unsafe = (chr(number) for number in range(0xE000) if _UNSAFE.match(chr(number)))
-    return {ord(character): ascii(character)[1:-1] for character in unsafe if character not in keep}
+    escapes: dict[int, str] = {}
+    for number in range(0xE000):  # A surrogate is the last unsafe character.
+        character = chr(number)
+        if _UNSAFE.match(character) and character not in keep:
+            escapes[number] = ascii(character)[1:-1]
+    return escapes
 
 
 def render_html_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return the table as HTML. All cells are escaped, both HTML and control characters."""
-    head = "".join(f"<th>{_escape(cell)}</th>" for cell in header)
-    body = "".join(f"<tr>{''.join(f'<td>{_escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    lines = [_render_html_row("td", row) for row in rows]
+    head = _render_html_row("th", header)
+    return f"<table><thead>{head}</thead><tbody>{''.join(lines)}</tbody></table>"
 
 
 def render_fields(outputs: dict[str, Any]) -> str:
@@ -49,5 +53,6 @@ def render_fields(outputs: dict[str, Any]) -> str:
     return render_html_table(("field", "value"), ((name, _brief.repr(value)) for name, value in outputs.items()))
 
 
-def _escape(text: str) -> str:
-    return html.escape(escape_text(text[:MAX_CELL_CHARACTERS]))
+def _render_html_row(tag: str, cells: Sequence[str]) -> str:
+    texts = [html.escape(escape_text(cell[:MAX_CELL_CHARACTERS])) for cell in cells]
+    return "<tr>" + "".join(f"<{tag}>{text}</{tag}>" for text in texts) + "</tr>"
