@@ -245,7 +245,7 @@ class Lane:
         A sandbox with state is kept when it is closed, because later steps may need it.
         """
         run, sandbox = self.run, self._sandbox
-        if run.kept_rest == 0 or run.policy.should_retry(error, execution.attempt):
+        if run.kept_rest == 0 or run.should_retry(error, execution.attempt):
             return
         if sandbox is None or not sandbox.interpreter.is_alive or error.meta is None:
             return
