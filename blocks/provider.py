@@ -91,6 +91,7 @@ class SandboxProvider(SandboxSettings, ABC):
     uploads_files: ClassVar[bool] = True  # Files of the host are uploaded to its sandboxes.
     keeps_snapshots: ClassVar[bool] = False  # It makes snapshots of set-ups, which can be listed and deleted.
     binds_mounts: ClassVar[bool] = False  # Mounts are bound from the host, even if other files are uploaded.
+    result_settings: ClassVar[tuple[str, ...]] = ()  # Fields of the provider that a result depends on.
     _commit: str | None = PrivateAttr(default=None)
     _files: HostFiles = PrivateAttr(default=HostFiles())
     _expected_sandboxes: int = PrivateAttr(default=1)
@@ -165,6 +166,9 @@ class SandboxProvider(SandboxSettings, ABC):
             settings["setup"] = self.setup
         if self.volume_name is not None:
             settings["volume"] = [self.volume_name, self.volume_mount_path]
+        for name in self.result_settings:
+            if getattr(self, name):
+                settings[name] = getattr(self, name)
         return {**settings, **await asyncio.to_thread(self._files.build_fingerprint)}
 
     async def commit(self) -> str | None:

@@ -13,7 +13,7 @@ from ..host_files.cache import check_out_repository
 from ..host_files.files import HostFiles
 from ..host_files.mounts import HostMount, resolve_volume_mount
 from ..host_files.source_tree import check_open_to_others
-from ..storage.local_volume import UMASK, find_volume
+from ..storage.local_volume import UMASK, LocalVolume, find_volume
 from ..worker_consent import check_network, check_runtime
 from .command import SYSTEM_DIRECTORIES, build_bind, build_run_command
 from .deletion import make_name
@@ -43,24 +43,18 @@ async def create_container(
     """
     check_consent(settings)
     check_mounts(files.mounts, engine)
-    volume, volume_mount, gid = None, None, None
     binds = {mount.target: build_bind(str(mount.source), mount.target) for mount in files.mounts}
+    volume, volume_mount = None, None
     if settings.volume_name is not None:
-        volume = find_volume(settings.volume_root, settings.volume_name)
-        if engine.is_rootless and engine.name == "docker":
-            raise ConfigurationError(
-                "volumes do not work with a rootless Docker, whose code runs as another user: use "
-                "Podman, or Docker with root's rights"
-            )
-        volume_mount = resolve_volume_mount(settings.volume_mount_path, SYSTEM_DIRECTORIES)
+        volume, volume_mount = _locate_volume(settings, engine, settings.volume_name)
         binds[volume_mount] = build_bind(os.path.realpath(volume.path), volume_mount, is_writable=True)
     ready = await ensure_ready(settings, engine, labels)
     repository = None
     if settings.repo_url is not None:
-        clone = await check_out_repository(settings.repo_url, commit or "", settings.repo_token)
-        repository = await pack_repository(clone)
-    if volume is not None:
-        gid = volume.create()
+        repository = await pack_repository(
+            await check_out_repository(settings.repo_url, commit or "", settings.repo_token)
+        )
+    gid = None if volume is None else volume.create()
     payload = Payload(pack_driver(ready.python), files.archive, repository)
     name = make_name()
     command = build_run_command(
@@ -84,29 +78,33 @@ async def create_container(
         stay_seconds=KEEP_SECONDS if can_stay else None,
         confinement=_build_confinement(settings, files, ready, gid),
     )
-    handle = ContainerHandle(
-        engine, name, ready.layers, driver_settings, command, payload, volume, has_network=settings.network
-    )
-    handle.limits = {
-        "memory_mib": settings.memory_mib,
-        "processes": settings.processes,
-        "disk_mib": settings.disk_limit_mib,
-    }
-    return handle
+    return ContainerHandle(settings, engine, name, ready.layers, driver_settings, command, payload)
+
+
+def _locate_volume(settings: ContainerSettings, engine: Engine, name: str) -> tuple[LocalVolume, str]:
+    """Return the volume and its path in the container. Raise ConfigurationError."""
+    volume = find_volume(settings.volume_root, name)
+    if engine.is_rootless and engine.name == "docker":
+        raise ConfigurationError(
+            "volumes do not work with a rootless Docker, whose code runs as another user: use Podman, or Docker with "
+            "root's rights"
+        )
+    return volume, resolve_volume_mount(settings.volume_mount_path, SYSTEM_DIRECTORIES)
 
 
 def _build_confinement(
     settings: ContainerSettings, files: HostFiles, ready: Readiness, gid: int | None
 ) -> dict[str, Any]:
     """Return the driver's rules for confining code, in addition to the container's own."""
-    # A too large allocation raises MemoryError and the process survives. Memory that is only reserved does not count.
+    # An allocation beyond this limit raises MemoryError. The container's own limit would kill the process.
     rules: dict[str, Any] = {"limits": {"CORE": 0, "DATA": settings.memory_mib << 20}}
     if gid is not None:
         rules["umask"] = UMASK
     if ready.is_host_kernel:  # The driver compares the mounts before code runs, because a link may have changed.
         rules["mounts"] = [[mount.target, mount.device, mount.inode, 0] for mount in files.mounts]
     if ready.machine in MACHINES:
-        policy = replace(CODE_POLICY, unix_sockets=not any(mount.is_directory for mount in files.mounts))
+        has_mounted_directory = any(mount.is_directory for mount in files.mounts)
+        policy = replace(CODE_POLICY, unix_sockets=not has_mounted_directory)
         rules["seccomp"] = policy.build_seccomp_filter(ready.machine)
     return rules
 

@@ -1,19 +1,32 @@
 """The deletion of containers by their names, and the list of containers with this package's label."""
 
 import json
-import re
 import uuid
+from dataclasses import dataclass
 
-from ...sandbox.errors import ConfigurationError, RlmBatchError
+from ...sandbox.errors import RlmBatchError
 from ..provider import MANAGED_LABELS, SandboxInfo
 from .engine import Engine, get_last_line
 
 NAME_PREFIX = "rlm-batch-"
-NAME = re.compile(NAME_PREFIX + "[0-9a-f]{16}")
 KEPT_SUFFIX = ".kept-"  # between the name of a kept container and the epoch seconds until which it is kept
 EXECUTION_SUFFIX = ".execution-"  # between these seconds and the number of its failed execution
 REMOVE_SECONDS = 60.0
 ((LABEL, LABEL_VALUE),) = MANAGED_LABELS.items()
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """A container that carries this package's label."""
+
+    engine_id: str
+    name: str
+    labels: dict[str, str]
+
+    @property
+    def sandbox_id(self) -> str:
+        """Return the container's first name. `mark_as_kept` appends to it."""
+        return self.name.partition(KEPT_SUFFIX)[0]
 
 
 def make_name() -> str:
@@ -24,37 +37,39 @@ def make_name() -> str:
 async def list_containers(engine: Engine) -> list[SandboxInfo]:
     """List the containers that carry this package's label, running or not."""
     infos: list[SandboxInfo] = []
-    for _, full_name, labels in await _find(engine, f"label={LABEL}={LABEL_VALUE}"):
-        name, is_kept, rest = full_name.partition(KEPT_SUFFIX)  # Only the name of a container can change.
-        if is_kept:
-            until, _, execution = rest.partition(EXECUTION_SUFFIX)
+    for container in await _find(engine, f"label={LABEL}={LABEL_VALUE}"):
+        labels = dict(container.labels)
+        if KEPT_SUFFIX in container.name:
+            until, _, execution = container.name.partition(KEPT_SUFFIX)[2].partition(EXECUTION_SUFFIX)
             labels |= {"rlm-batch-kept": until, "rlm-batch-execution": execution}
-        infos.append(SandboxInfo(name, labels))
+        infos.append(SandboxInfo(container.sandbox_id, labels))
     return infos
 
 
 async def mark_as_kept(engine: Engine, name: str, until: float, execution: int | None) -> None:
     """Rename a container so that `list_containers` shows it as kept. Raise RlmBatchError."""
-    number = "" if execution is None else f"{EXECUTION_SUFFIX}{execution}"
-    done = await engine.run("rename", name, f"{name}{KEPT_SUFFIX}{until:.0f}{number}")
+    # The labels of a container cannot change, only its name.
+    new_name = f"{name}{KEPT_SUFFIX}{until:.0f}"
+    if execution is not None:
+        new_name += f"{EXECUTION_SUFFIX}{execution}"
+    done = await engine.run("rename", name, new_name)
     if done.returncode:
         raise RlmBatchError(f"the container {name} could not be renamed: {get_last_line(done.stderr)}")
 
 
 async def find_container(engine: Engine, sandbox_id: str) -> str | None:
-    """Return the container's id at the engine; None if it is gone or has not this package's label."""
-    containers = await _find(engine, f"name={sandbox_id}")
-    return next((found for found, name, _ in containers if name.partition(KEPT_SUFFIX)[0] == sandbox_id), None)
+    """Return the engine's id of a container; None if it is gone or does not carry this package's label."""
+    for container in await _find(engine, f"name={sandbox_id}"):
+        if container.sandbox_id == sandbox_id:
+            return container.engine_id
+    return None
 
 
 async def delete_container(engines: list[Engine], sandbox_id: str) -> bool:
     """Remove a container by its name, with all its processes. Return False if it is missing.
 
-    A container without this package's label is left alone, whatever its name. Raise ConfigurationError or
-    RlmBatchError.
+    A container without this package's label counts as missing. Raise RlmBatchError.
     """
-    if NAME.fullmatch(sandbox_id) is None:
-        raise ConfigurationError(f"{sandbox_id!r} is not a container of rlm-batch: their ids begin with {NAME_PREFIX}")
     for engine in engines:
         container = await find_container(engine, sandbox_id)
         if container is not None:
@@ -78,8 +93,8 @@ async def remove_container(engine: Engine, container: str, sandbox_id: str) -> N
         )
 
 
-async def _find(engine: Engine, condition: str) -> list[tuple[str, str, dict[str, str]]]:
-    """Return the id, name and labels of the containers that meet the condition and carry this package's label."""
+async def _find(engine: Engine, condition: str) -> list[Container]:
+    """Return the containers that meet the engine's filter `condition` and carry this package's label."""
     done = await engine.run("ps", "--all", "--quiet", "--no-trunc", "--filter", condition)
     if done.returncode:
         raise RlmBatchError(f"the containers of {engine.name} could not be listed: {get_last_line(done.stderr)}")
@@ -87,12 +102,14 @@ async def _find(engine: Engine, condition: str) -> list[tuple[str, str, dict[str
     return await _inspect(engine, ids) if ids else []
 
 
-async def _inspect(engine: Engine, names: list[str]) -> list[tuple[str, str, dict[str, str]]]:
-    """Return the id, name and labels of the existing containers that carry this package's label."""
+async def _inspect(engine: Engine, names: list[str]) -> list[Container]:
+    """Return those of the named containers that exist and carry this package's label."""
     done = await engine.run("container", "inspect", *names)
     try:
-        containers = json.loads(done.stdout or "[]")  # Containers that are gone are missing here.
-        told = [(item["Id"], item["Name"].removeprefix("/"), item["Config"]["Labels"] or {}) for item in containers]
+        items = json.loads(done.stdout or "[]")  # Containers that are gone are missing here.
+        containers = [
+            Container(item["Id"], item["Name"].removeprefix("/"), item["Config"]["Labels"] or {}) for item in items
+        ]
     except (ValueError, LookupError, TypeError, AttributeError):
         raise RlmBatchError(f"{engine.name} could not describe its containers: {get_last_line(done.stderr)}") from None
-    return [item for item in told if item[2].get(LABEL) == LABEL_VALUE]
+    return [container for container in containers if container.labels.get(LABEL) == LABEL_VALUE]

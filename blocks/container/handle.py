@@ -10,12 +10,13 @@ from typing import Any
 from ...sandbox.driver_settings import STAY_SIGNAL, DriverSettings
 from ...sandbox.errors import RlmBatchError, SandboxLost, SandboxStartError, VolumeError
 from ...sandbox.sandbox_api import Sandbox, describe_large_file, describe_special_file
-from ..storage.local_volume import LocalVolume
+from ..storage.local_volume import UMASK
 from ..storage.safe_paths import split_path
 from .channel import ContainerChannel
 from .deletion import find_container, mark_as_kept, remove_container
-from .engine import CLIENT_DIRECTORY, ENGINE_STATUSES, Engine, describe_end, get_last_line
+from .engine import CLIENT_DIRECTORY, ENGINE_STATUSES, Engine, get_last_line
 from .launch import Payload
+from .settings import ContainerSettings
 
 END_GRACE_SECONDS = 8.0  # seconds for the driver to end all processes and for the engine to remove the container
 FILE_SECONDS = 300.0
@@ -27,6 +28,7 @@ LARGE_FILE_STATUS = 5
 WRITE_FILE = f"""
 import os, stat, sys
 path = sys.argv[1]
+os.umask({UMASK})
 try:
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK, 0o666), "wb") as file:
@@ -58,9 +60,14 @@ except (OSError, ValueError) as error:
     os._exit({FILE_ERROR_STATUS})
 """
 
-# Options of the engine's clients. Ctrl-C in the terminal must not reach them.
-PIPES: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), asyncio.subprocess.PIPE)
-PIPES |= {"start_new_session": True, "cwd": CLIENT_DIRECTORY}
+# Options of the engine's clients
+PIPES: dict[str, Any] = {
+    "stdin": asyncio.subprocess.PIPE,
+    "stdout": asyncio.subprocess.PIPE,
+    "stderr": asyncio.subprocess.PIPE,
+    "start_new_session": True,  # Ctrl-C in the terminal must not reach the client.
+    "cwd": CLIENT_DIRECTORY,
+}
 
 log = logging.getLogger("rlm_batch.container")
 
@@ -73,25 +80,27 @@ class ContainerHandle(Sandbox):
 
     def __init__(
         self,
+        settings: ContainerSettings,
         engine: Engine,
         name: str,
         layers: tuple[str, ...],
-        settings: DriverSettings,
+        driver_settings: DriverSettings,
         command: list[str],
         payload: Payload,
-        volume: LocalVolume | None,
-        *,
-        has_network: bool,
     ) -> None:
         self.id = name
-        self.has_network = has_network
+        self.has_network = settings.network
         self.isolation = engine.name
         self.layers = layers
-        self.settings = settings
+        self.limits = {
+            "memory_mib": settings.memory_mib,
+            "processes": settings.processes,
+            "disk_mib": settings.disk_limit_mib,
+        }
+        self.settings = driver_settings
         self._engine = engine
         self._command = command
         self._payload = payload
-        self._volume = volume
         self._process: asyncio.subprocess.Process | None = None
         self._channel: ContainerChannel | None = None
 
@@ -105,49 +114,40 @@ class ContainerHandle(Sandbox):
             for piece in self._payload.read_pieces():
                 await channel.send(piece)
         except SandboxLost:
-            reason = describe_end(await process.wait(), channel.stderr_tail)
-            raise SandboxStartError(f"the driver did not start in container {self.id}: {reason}") from None
+            raise SandboxStartError(f"the driver did not start in container {self.id}: {channel.end_reason}") from None
         return channel
 
     def read_stderr_tail(self) -> str:
         return "" if self._channel is None else self._channel.stderr_tail
 
     def may_run_unheard(self) -> bool:
+        if self._process is None:
+            return False
         # A killed client may lose output of the driver. A client that ended normally has passed on all of it.
-        return self._process is not None and (self._process.returncode is None or self._process.returncode < 0)
+        status = self._process.returncode
+        return status is None or status < 0
 
     async def upload(self, path: str, data: bytes) -> None:
-        place = self._locate(path)
-        if self._volume is not None and isinstance(place, str):
-            await self._volume.put(place, data)
-        else:
-            await self._run_on_file(WRITE_FILE, str(place), path, "written", data)
+        await self._run_on_file(WRITE_FILE, path, "written", data)
 
     async def download(self, path: str, *, max_bytes: int | None = None) -> bytes:
-        place = self._locate(path)
-        if self._volume is not None and isinstance(place, str):
-            return await self._volume.get(place, max_bytes)
-        return await self._run_on_file(READ_FILE, str(place), path, "read", max_bytes=max_bytes)
-
-    def _locate(self, path: str) -> str | PurePosixPath:
-        """Return the path relative to the volume, or else the path in the container. Raise VolumeError."""
-        if not path or "\0" in path:
-            raise VolumeError(f"{path!r} is not the path of a file")
-        if self.settings.volume is not None and PurePosixPath(path).is_relative_to(self.settings.volume):
-            return str(PurePosixPath(path).relative_to(self.settings.volume))
-        return PurePosixPath(path) if path.startswith("/") else PurePosixPath(self.settings.cwd, *split_path(path))
+        return await self._run_on_file(READ_FILE, path, "read", max_bytes=max_bytes)
 
     async def _run_on_file(
-        self, program: str, place: str, path: str, action: str, data: bytes = b"", max_bytes: int | None = None
+        self, program: str, path: str, action: str, data: bytes = b"", max_bytes: int | None = None
     ) -> bytes:
         """Run a program on a file in the container and return its output. Engines cannot copy to or from a tmpfs.
 
-        Errors name the file by `path`, and what failed by `action`, such as "read".
+        `action` says in errors what could not be done, such as "read".
         """
+        if not path or "\0" in path:
+            raise VolumeError(f"{path!r} is not the path of a file")
+        absolute = path if path.startswith("/") else str(PurePosixPath(self.settings.cwd, *split_path(path)))
+        limit = "" if max_bytes is None else str(max_bytes)
         failure = f"{path} could not be {action}"
         process = await asyncio.create_subprocess_exec(
-            *(self._engine.program, "exec", "--interactive", self.id, "python3", "-I", "-c", program),
-            *(place, "" if max_bytes is None else str(max_bytes)),
+            *(self._engine.program, "exec", "--interactive", self.id),
+            *("python3", "-I", "-c", program, absolute, limit),
             **PIPES,
         )
         try:
@@ -174,7 +174,7 @@ class ContainerHandle(Sandbox):
         if process is None:
             return
         await mark_as_kept(self._engine, self.id, until, execution)
-        container = await find_container(self._engine, self.id) or self.id
+        container = await find_container(self._engine, self.id) or self.id  # It has a new name.
         done = await self._engine.run("kill", "--signal", STAY_SIGNAL, container)
         if done.returncode:
             await remove_container(self._engine, container, self.id)
@@ -189,12 +189,13 @@ class ContainerHandle(Sandbox):
             return
         if self._channel is not None:
             self._channel.close()
-        status = -1
+        status: int | None = None
         with suppress(TimeoutError):
             status = await asyncio.wait_for(process.wait(), END_GRACE_SECONDS)
+        # Podman may end with the status of a missing program when conmon was killed.
+        is_removed = status is not None and status >= 0 and status not in ENGINE_STATUSES
         try:
-            # Podman may end with the status of a missing program when conmon was killed.
-            if status < 0 or status in ENGINE_STATUSES:
+            if not is_removed:
                 await remove_container(self._engine, self.id, self.id)
         except RlmBatchError as error:
             log.warning("%s; it ends at its lifetime, and rlm-batch reap --provider container removes it", error)

@@ -7,6 +7,7 @@ from ...sandbox.errors import SandboxLost
 from ..host_terminal import SHELL, run_in_terminal
 from ..provider import SandboxInfo, SandboxProvider
 from ..storage.local_volume import LocalVolume, find_volume, find_volumes_root, list_volumes
+from .command import repeat_option
 from .creation import check_consent, check_mounts, create_container
 from .deletion import delete_container, find_container, list_containers
 from .engine import find_engine, list_engines
@@ -23,6 +24,7 @@ class ContainerProvider(ContainerSettings, SandboxProvider):
     provider_name: ClassVar[str] = "container"
     gradual: ClassVar[bool] = False
     binds_mounts: ClassVar[bool] = True
+    result_settings: ClassVar[tuple[str, ...]] = ("image", "network")
 
     async def open(self, labels: dict[str, str]) -> ContainerHandle:
         """Open a sandbox. Raise ConfigurationError if no engine answers, or the first one cannot run the image."""
@@ -49,7 +51,10 @@ class ContainerProvider(ContainerSettings, SandboxProvider):
 
     async def list_sandboxes(self) -> list[SandboxInfo]:
         """List the containers with this package's label, of the named engine or of every engine that answers."""
-        return [info for engine in await list_engines(self.engine) for info in await list_containers(engine)]
+        infos: list[SandboxInfo] = []
+        for engine in await list_engines(self.engine):
+            infos += await list_containers(engine)
+        return infos
 
     async def delete_sandbox(self, sandbox_id: str) -> bool:
         return await delete_container(await list_engines(self.engine), sandbox_id)
@@ -58,7 +63,7 @@ class ContainerProvider(ContainerSettings, SandboxProvider):
         """Open a shell with the engine's `exec`. Raise RlmBatchError."""
         # The client takes the values from its own environment, so that no command line has them.
         values = self.reveal_environment()
-        options = [word for variable in (f"HOME={CWD}", "TERM", *values) for word in ("--env", variable)]
+        options = repeat_option("--env", [f"HOME={CWD}", "TERM", *values])
         for engine in await list_engines(self.engine):
             container = await find_container(engine, sandbox_id)
             if container is not None:
@@ -71,10 +76,8 @@ class ContainerProvider(ContainerSettings, SandboxProvider):
         return list_volumes(self.volume_root)
 
     async def fingerprint(self) -> dict[str, Any]:
-        """Return the common settings, the image and the network, but no limits: limits do not change results."""
-        settings = {**await super().fingerprint(), "image": self.image}
-        if self.network:
-            settings["network"] = True
+        """Return the common settings and the volume's root, but no limits, because limits do not change results."""
+        settings = await super().fingerprint()
         if self.volume_name is not None:  # A volume of this name below another root is a different volume.
             settings["volume"] += [str(find_volumes_root(self.volume_root))]
         return settings

@@ -17,7 +17,10 @@ log = logging.getLogger("rlm_batch.daytona")
 async def find_sandbox(
     client: daytona.AsyncDaytona, name: str, *, seconds: float | None = None
 ) -> daytona.AsyncSandbox | None:
-    """Find the sandbox with that name or id. `seconds` is passed to `retry_call`. Raise DaytonaError."""
+    """Return the sandbox with that name or id; None if it is missing. Raise DaytonaError.
+
+    `seconds` is the time for retries, as in `retry_call`.
+    """
     try:
         return await retry_call(lambda: client.get(name, CALL_SECONDS), seconds=seconds)
     except daytona.DaytonaNotFoundError:
@@ -38,10 +41,11 @@ async def delete_sandbox(remote: daytona.AsyncSandbox, wait: bool = False) -> No
     async def delete() -> None:
         try:
             await remote.delete(CALL_SECONDS, wait)
-        except daytona.DaytonaConflictError:  # The sandbox's state is changing, perhaps because it is being deleted.
+        except daytona.DaytonaConflictError:  # The sandbox's state is changing.
             await remote.refresh_data(CALL_SECONDS)
-            if wait or not is_in_deletion(remote):
-                raise
+            if is_in_deletion(remote) and not wait:
+                return
+            raise
 
     try:
         await retry_call(delete, seconds=DELETE_SECONDS, is_passing=lambda error: not says_gone(error))
@@ -51,23 +55,15 @@ async def delete_sandbox(remote: daytona.AsyncSandbox, wait: bool = False) -> No
 
 
 async def delete_leftover(client: daytona.AsyncDaytona, creating: asyncio.Future[Any], name: str, wait: bool) -> None:
-    """Delete the sandbox of a creation that failed or was cancelled, as soon as possible."""
-    pause = 0.05
+    """Wait for the end of a creation that failed or was cancelled, and delete its sandbox."""
     try:
         with announce_removal(log):
-            while True:
-                is_last_look = creating.done()
-                remote = await find_sandbox(client, name, seconds=DELETE_SECONDS)
-                if remote is not None:
-                    await delete_sandbox(remote, wait)
-                if remote is not None or is_last_look:
-                    break
-                await asyncio.wait((creating,), timeout=pause)
-                pause = min(2 * pause, 2.0)
+            await asyncio.gather(creating, return_exceptions=True)
+            remote = await find_sandbox(client, name, seconds=DELETE_SECONDS)
+            if remote is not None:
+                await delete_sandbox(remote, wait)
     except daytona.DaytonaError as error:
         warn_of_leftover(name, error)
-    creating.cancel()
-    await asyncio.gather(creating, return_exceptions=True)
 
 
 def warn_of_leftover(sandbox: str, error: daytona.DaytonaError) -> None:
@@ -75,5 +71,7 @@ def warn_of_leftover(sandbox: str, error: daytona.DaytonaError) -> None:
     log.warning(
         "sandbox %s could not be removed within %.0f s (%s): run `rlm-batch reap --provider daytona` "
         "later, or wait until Daytona removes it",
-        *(sandbox, DELETE_SECONDS, get_message(error)),
+        sandbox,
+        DELETE_SECONDS,
+        get_message(error),
     )

@@ -10,7 +10,6 @@ import daytona
 
 from ...sandbox.errors import SandboxLost
 from ...sandbox.wire.frames import MAX_CALL_BYTES, BadFrameError, FrameReader, encode_frame
-from ..retry import call_with_retries
 from .errors import (
     CALL_SECONDS,
     GIVE_UP_SECONDS,
@@ -26,7 +25,10 @@ from .launch import INPUT_LIMIT_BYTES, LOST_RACE_STATUS, StartLostError, name_fo
 IDLE_MINUTES = 5  # minutes without a call before Daytona ends a sandbox, such as that of a dead host
 KEEP_AWAKE_SECONDS = IDLE_MINUTES * 60 / 3  # seconds between calls that keep a used sandbox awake
 LAST_WORDS_SECONDS = 5.0  # seconds for a log to end, which happens a second or more after its command ended
-TAKE_BYTES = 16 * 1024  # bytes of the log between two turns of the event loop; they can hold a thousand frames
+TAKE_BYTES = 16 * 1024  # bytes of the log that are read before other tasks run; they can hold a thousand frames
+STDERR_CHARACTERS = 2000
+# Statuses of an input's refusal after which the driver cannot have the input
+REFUSED_STATUSES = (400, 401, 403, 404, 410, 429)
 
 
 class DaytonaChannel:
@@ -44,16 +46,16 @@ class DaytonaChannel:
         closed: Callable[[str], None],
     ) -> None:
         self._remote = remote
-        self._launch = launch  # function that starts the driver, and removes from its argument the frames that it sent
+        self._launch = launch  # function that starts the driver, and removes the frames that it sent from its argument
         self._command = ("", "")  # session and command id, set when the driver has started
         self._receive = receive
         self._closed = closed
         self._frames = FrameReader(MAX_CALL_BYTES)
-        self._is_broken = False
-        self._last_number = 0
+        self._ignores_log = False  # True after an invalid frame, until the log starts again
+        self._last_number = 0  # number of the last frame that was received
         self._end_reason = ""
         self._queue: asyncio.Queue[tuple[bytes, asyncio.Future[None]]] = asyncio.Queue()
-        self._body_number = 0
+        self._body_number = 0  # number of the last body that was uploaded as a file
         self.stderr_tail = ""
         self.is_complete = False  # True if the driver has ended and its whole output was received
         self._tasks: list[asyncio.Task[None]] = []
@@ -76,14 +78,16 @@ class DaytonaChannel:
                 self._command = await self._launch(frames)
             except StartLostError as error:
                 self._end(str(error))
-                if frames:
+                if frames:  # These frames were not part of the start, so the driver cannot have them.
                     raise self._make_lost_error() from error
                 return
             self._tasks = [asyncio.create_task(work()) for work in (self._follow, self._send_all, self._keep_awake)]
-        queued = [(frame, asyncio.get_running_loop().create_future()) for frame in frames]
-        for item in queued:
-            self._queue.put_nowait(item)
-        await asyncio.gather(*(done for _, done in queued))
+        deliveries: list[asyncio.Future[None]] = []
+        for frame in frames:
+            delivery = asyncio.get_running_loop().create_future()
+            self._queue.put_nowait((frame, delivery))
+            deliveries.append(delivery)
+        await asyncio.gather(*deliveries)
 
     async def close(self) -> None:
         """Stop following the log and sending."""
@@ -99,16 +103,17 @@ class DaytonaChannel:
             self._end_reason = reason
             self._closed(reason)
         while not self._queue.empty():
-            self._settle(self._queue.get_nowait()[1], is_delivered=False)
+            _, delivery = self._queue.get_nowait()
+            self._settle(delivery, may_have_arrived=False)
 
-    def _settle(self, done: asyncio.Future[None], is_delivered: bool) -> None:
-        """Complete the future of a frame. `is_delivered` is also True for a frame that may have arrived."""
-        if done.done():
+    def _settle(self, delivery: asyncio.Future[None], may_have_arrived: bool) -> None:
+        """End the wait for a frame's delivery, with SandboxLost if the frame cannot have arrived."""
+        if delivery.done():
             return
-        if is_delivered:
-            done.set_result(None)
+        if may_have_arrived:
+            delivery.set_result(None)
         else:
-            done.set_exception(self._make_lost_error())
+            delivery.set_exception(self._make_lost_error())
 
     def _make_lost_error(self) -> SandboxLost:
         return SandboxLost(f"sandbox {self._remote.id} was lost ({self._end_reason}): run the code in a new one")
@@ -131,47 +136,52 @@ class DaytonaChannel:
 
     async def _send_next(self) -> None:
         """Send the next frames as one input."""
-        queued, is_delivered = [await self._queue.get()], False
+        frame, delivery = await self._queue.get()
+        deliveries = [delivery]
+        may_have_arrived = False
         try:
-            frames = [await self._shrink(queued[0][0])]
-            while not self._queue.empty() and sum(map(len, frames)) < INPUT_LIMIT_BYTES:
-                queued.append(self._queue.get_nowait())
-                frames.append(await self._shrink(queued[-1][0]))
-            is_delivered = True
-            is_delivered = await self._send_input(b"".join(frames)[:-1].decode("utf-8"))  # The daemon appends "\n".
+            data = await self._shrink(frame)
+            while not self._queue.empty() and len(data) < INPUT_LIMIT_BYTES:
+                frame, delivery = self._queue.get_nowait()
+                deliveries.append(delivery)
+                data += await self._shrink(frame)
+            may_have_arrived = True  # This counts if the next call is cancelled.
+            may_have_arrived = await self._send_input(data.removesuffix(b"\n").decode("utf-8"))
         except daytona.DaytonaError as error:
             self._end(f"it takes no input: {get_message(error)}")
         finally:
-            for _, done in queued:
-                self._settle(done, is_delivered)
+            for delivery in deliveries:
+                self._settle(delivery, may_have_arrived)
 
     async def _send_input(self, text: str) -> bool:
-        """Send an input. Send a lost one again, because the driver ignores frames that it already has.
+        """Send an input, to which the daemon appends a newline. Return True if the driver may have it.
 
-        If it cannot be sent, close the channel. Return whether the driver may have the input.
+        A lost input is sent again, because the driver ignores frames that it already has. If no attempt succeeds, close
+        the channel.
         """
-        give_up_at, is_refused = time.monotonic() + GIVE_UP_SECONDS, True
-
-        def choose_delay(error: Exception, attempt: int) -> float | None:
-            nonlocal is_refused
-            is_refused = is_refused and get_status(error) in (400, 401, 403, 404, 410, 429)
-            is_over = self._end_reason or time.monotonic() > give_up_at or not is_transient(error)
-            return None if is_over else get_delay(error, attempt)
-
-        process, (session, command) = self._remote.process, self._command
-        try:
-            await call_with_retries(
-                lambda: process.send_session_command_input(session, command, text, CALL_SECONDS), choose_delay
-            )
-        except daytona.DaytonaError as error:
-            if get_status(error) == 410:  # The log's end gives a better reason.
-                await asyncio.wait(self._tasks[:1], timeout=LAST_WORDS_SECONDS)
-            self._end(f"it takes no input: {get_message(error)}")
-            return not is_refused
-        return True
+        session, command = self._command
+        give_up_at = time.monotonic() + GIVE_UP_SECONDS
+        may_have_arrived = False
+        attempt = 0
+        while True:
+            try:
+                await self._remote.process.send_session_command_input(session, command, text, CALL_SECONDS)
+                return True
+            except daytona.DaytonaError as error:
+                status = get_status(error)
+                if status not in REFUSED_STATUSES:
+                    may_have_arrived = True
+                if self._end_reason or time.monotonic() > give_up_at or not is_transient(error):
+                    if status == 410:  # The log's end gives a better reason.
+                        await asyncio.wait(self._tasks[:1], timeout=LAST_WORDS_SECONDS)
+                    self._end(f"it takes no input: {get_message(error)}")
+                    return may_have_arrived
+                delay = get_delay(error, attempt)
+            await asyncio.sleep(delay)
+            attempt += 1
 
     async def _shrink(self, data: bytes) -> bytes:
-        """Return a small frame unchanged. Upload the body of a large one and return a frame that names the file."""
+        """Return a frame of at most `INPUT_LIMIT_BYTES`. Upload the body of a larger frame as a file, and name that."""
         if len(data) <= INPUT_LIMIT_BYTES:
             return data
         ((header, body),) = _split_frames(data)
@@ -188,66 +198,91 @@ class DaytonaChannel:
 
     async def _follow(self) -> None:
         """Receive the driver's output until its command ends or its log cannot be followed."""
-        (session, command), process = self._command, self._remote.process
-        attempt, last_number, last_progress = 0, 0, time.monotonic()
+        process = self._remote.process
+        session, command = self._command
+        last_number = 0
+        last_progress = time.monotonic()
+        attempt = 0
         while True:
-            self._frames, self._is_broken = FrameReader(MAX_CALL_BYTES), False  # The log starts from its beginning.
-            failure: Exception | None = None
             try:
-                await process.get_session_command_logs_async(session, command, self._on_stdout, self._on_stderr)
-            except daytona.DaytonaError as error:
-                failure = error
-                if isinstance(error.__cause__, BadFrameError):
-                    return self._end(f"it sent invalid data ({error.__cause__})")
+                failure = await self._read_log()
+            except BadFrameError as error:
+                return self._end(f"it sent invalid data ({error})")
             if self._last_number > last_number:
-                attempt, last_number, last_progress = 0, self._last_number, time.monotonic()
+                last_number = self._last_number
+                last_progress = time.monotonic()
+                attempt = 0
             try:
                 state = await retry_call(
                     lambda: process.get_session_command(session, command, CALL_SECONDS), remote=self._remote
                 )
-                if state.exit_code is not None and failure is None:
-                    self.is_complete = state.exit_code != LOST_RACE_STATUS
-                    last_words = f": {self.stderr_tail.strip()}" if self.stderr_tail.strip() else ""
-                    return self._end(f"its process has ended with status {state.exit_code}{last_words}")
             except daytona.DaytonaError as error:
                 if not is_transient(error):
                     return self._end(f"Daytona says: {get_message(error)}")
                 failure = error
+            else:
+                if state.exit_code is not None and failure is None:
+                    return self._end_with_process(state.exit_code)
             if time.monotonic() > last_progress + GIVE_UP_SECONDS:
-                reason = get_message(failure) if failure else "it ends again and again"
+                reason = "it ends again and again" if failure is None else get_message(failure)
                 return self._end(f"its log cannot be followed: {reason}")
-            await asyncio.sleep(get_delay(failure or Exception(), attempt) if attempt else 0.0)
+            if attempt > 0:
+                await asyncio.sleep(get_delay(failure or Exception(), attempt))
             attempt += 1
+
+    async def _read_log(self) -> daytona.DaytonaError | None:
+        """Read the log from its beginning to its end. Return the error that interrupts it. Raise BadFrameError."""
+        self._frames = FrameReader(MAX_CALL_BYTES)
+        self._ignores_log = False
+        try:
+            await self._remote.process.get_session_command_logs_async(*self._command, self._on_stdout, self._on_stderr)
+        except daytona.DaytonaError as error:
+            if isinstance(error.__cause__, BadFrameError):
+                raise error.__cause__ from None
+            return error
+        return None
+
+    def _end_with_process(self, status: int) -> None:
+        """Close the channel after the end of the driver, whose whole log was read."""
+        self.is_complete = status != LOST_RACE_STATUS
+        last_words = self.stderr_tail.strip()
+        reason = f"its process has ended with status {status}"
+        self._end(f"{reason}: {last_words}" if last_words else reason)
 
     async def _on_stdout(self, text: str) -> None:
         # After an exception here, the SDK calls again with the rest of its buffer, which contains its stream markers.
-        if self._is_broken:
+        if self._ignores_log:
             return
-        self._is_broken = True
+        self._ignores_log = True
         data = text.encode("utf-8")
         for start in range(0, len(data), TAKE_BYTES):
             for header, body in self._frames.feed(data[start : start + TAKE_BYTES]):
-                number, path = header.get("n"), header.pop("file", None)
-                if type(number) is not int or (path is not None and type(path) is not str):
-                    raise BadFrameError("a header without its fields")
-                if number <= self._last_number:
-                    continue
-                if path is not None:
-                    body = await self._fetch(path)
-                self._last_number = number
-                self._receive(encode_frame(header, body))
+                await self._receive_frame(header, body)
             await asyncio.sleep(0)
-        self._is_broken = False
+        self._ignores_log = False
 
-    async def _fetch(self, path: str) -> bytes:
-        """Download a body that was too large for the log."""
+    async def _receive_frame(self, header: dict[str, Any], body: bytes | None) -> None:
+        """Pass on a frame of the driver, unless it was already received. Raise BadFrameError or DaytonaError."""
+        number = header.get("n")
+        path = header.pop("file", None)  # the file of a body that is too large for the log
+        if type(number) is not int or not isinstance(path, str | None):
+            raise BadFrameError("a header without its fields")
+        if number <= self._last_number:
+            return
+        if path is not None:
+            body = await self._download_body(path)
+        self._last_number = number
+        self._receive(encode_frame(header, body))
+
+    async def _download_body(self, path: str) -> bytes:
+        """Download a frame's body, and delete its file."""
         body = await retry_call(lambda: self._remote.fs.download_file(path, int(SETUP_SECONDS)), remote=self._remote)
         with suppress(daytona.DaytonaError):  # A call whose answer was lost may have deleted the file.
             await retry_call(lambda: self._remote.fs.delete_file(path, False, CALL_SECONDS))
         return body or b""
 
     async def _on_stderr(self, text: str) -> None:
-        self.stderr_tail = (self.stderr_tail + text)[-2000:]
+        self.stderr_tail = (self.stderr_tail + text)[-STDERR_CHARACTERS:]
 
 
 def _split_frames(data: bytes) -> list[tuple[dict[str, Any], bytes]]:

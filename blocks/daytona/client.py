@@ -9,7 +9,6 @@ from weakref import WeakKeyDictionary
 
 import daytona
 
-from ...sandbox.errors import ConfigurationError
 from .settings import DaytonaSettings
 
 NAME_PREFIX = "rlm-batch-"  # prefix of every name that this package creates at Daytona
@@ -17,7 +16,7 @@ ENVIRONMENT_NAMES = ("API_KEY", "JWT_TOKEN", "ORGANIZATION_ID", "API_URL", "SERV
 
 CLOSE_SECONDS = 5.0
 
-# Creating a client is slow. Each has a task that closes it when the loop ends.
+# Creating a client is slow. Each client has a task that closes it when the loop ends.
 _clients: WeakKeyDictionary[
     asyncio.AbstractEventLoop, dict[tuple[str | None, ...], tuple[daytona.AsyncDaytona, asyncio.Task[None]]]
 ]
@@ -26,19 +25,14 @@ os.register_at_fork(after_in_child=_clients.clear)  # The child has no threads t
 
 
 def get_client(settings: DaytonaSettings) -> daytona.AsyncDaytona:
-    """Return this loop's client for the account. Raise ConfigurationError without credentials."""
+    """Return this loop's client for the account. Raise DaytonaError without credentials."""
     loop, key = asyncio.get_running_loop(), get_account_key(settings)
     clients = _clients.setdefault(loop, {})
     if key not in clients:
         api_key, api_url, target, *_ = key
         # Following a log occupies a connection, so a limited pool would block all other calls.
         config = daytona.DaytonaConfig(api_key=api_key, api_url=api_url, target=target, connection_pool_maxsize=None)
-        try:
-            client = daytona.AsyncDaytona(config)
-        except daytona.DaytonaAuthenticationError as error:
-            raise ConfigurationError(
-                "Daytona needs an API key: set the environment variable DAYTONA_API_KEY, or api_key of a saved block"
-            ) from error
+        client = daytona.AsyncDaytona(config)
         # A separate context, so that the client does not keep its first user's context alive.
         clients[key] = client, loop.create_task(_close_at_end(client), context=contextvars.Context())
     return clients[key][0]
@@ -68,8 +62,9 @@ def _close_clients() -> None:
 
 
 def get_account_key(settings: DaytonaSettings) -> tuple[str | None, ...]:
-    """Return the key, address and region of a client. The SDK reads missing settings from the environment once."""
+    """Return what identifies a client: key, address, region, and the variables from which the SDK fills gaps."""
     secret = settings.get_account_setting("api_key")
-    place = settings.get_account_setting("api_url"), settings.get_account_setting("target")
-    environment = (os.environ.get(f"DAYTONA_{name}") for name in ENVIRONMENT_NAMES)
-    return (None if secret is None else secret.get_secret_value(), *place, *environment)
+    api_key = None if secret is None else secret.get_secret_value()
+    api_url, target = settings.get_account_setting("api_url"), settings.get_account_setting("target")
+    environment = [os.environ.get(f"DAYTONA_{name}") for name in ENVIRONMENT_NAMES]
+    return (api_key, api_url, target, *environment)

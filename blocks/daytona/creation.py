@@ -43,10 +43,10 @@ async def open_sandbox(
     if environment is None:
         return await open_one()
     async with environment.lock:  # The others wait until the set-up of the first is kept or not.
-        is_kept = await environment.find_snapshot(settings, client)
-        if not is_kept and not environment.is_refused and settings.keeps_set_up(expected):
+        has_snapshot = await environment.find_snapshot(settings, client)
+        if not has_snapshot and not environment.is_refused and settings.keeps_set_up(expected):
             return await open_one(environment)
-    if is_kept:
+    if has_snapshot:
         try:
             return await open_one(snapshot=environment.name)
         except ConfigurationError:  # The snapshot may have been deleted. The next sandbox looks for it again.
@@ -66,16 +66,17 @@ async def _open(
 ) -> DaytonaSandboxHandle:
     """Create a sandbox, wait until it has started, and set it up, unless it starts from a `snapshot` of the set-up.
 
-    With an `environment`, its set-up is kept.
+    With an `environment`, keep the set-up as a snapshot.
     """
     remote = await _create(client, settings, labels, snapshot)
-    handle = DaytonaSandboxHandle(settings, remote, files, "" if commit is None else name_clone(settings))
+    directory = "" if commit is None else name_clone(settings)
+    handle = DaytonaSandboxHandle(settings, remote, files, directory)
     try:
         if snapshot is None:
-            begun = time.monotonic()
+            began = time.monotonic()
             await handle.set_up(commit)
             if environment is not None:
-                await environment.keep(settings, client, remote, time.monotonic() - begun)
+                await environment.keep(settings, client, remote, time.monotonic() - began)
         await handle.unpack_files()
         return handle
     except BaseException:
@@ -94,54 +95,72 @@ async def _create(
     start_by = time.monotonic() + settings.start_timeout
     mounts = await _mount_volume(settings, client)
     params = _make_params(settings, NAME_PREFIX + uuid.uuid4().hex[:16], labels, mounts, snapshot)
-    call: asyncio.Future[daytona.AsyncSandbox] | None = None
-    may_exist = False
-
-    async def create() -> daytona.AsyncSandbox:
-        nonlocal call, may_exist
-        existed, may_exist = may_exist, True
-        call = asyncio.ensure_future(client.create(params, timeout=max(1.0, start_by - time.monotonic())))
-        try:
-            return await asyncio.shield(call)
-        except daytona.DaytonaError as error:
-            # These refusals concern the creation. Other errors may come from a call with which the SDK waits for the
-            # start.
-            meaning, is_unsent = find_row(error).meaning, isinstance(error.__cause__, aiohttp.ClientConnectorError)
-            may_exist = existed or not (is_unsent or meaning in (Meaning.FINAL, Meaning.QUOTA))
-            if not may_exist or meaning is Meaning.KEY:
-                raise
-            remote = await _find_started(client, params.name, start_by)
-            if remote is None:
-                raise
-            return remote
+    creation = Creation(client, params, start_by)
 
     def is_passing(error: Exception) -> bool:
         return is_transient(error) and find_row(error).meaning is not Meaning.THROTTLED
 
     with convert_errors("no sandbox could be opened"):
         try:
-            return await retry_call(create, seconds=start_by - time.monotonic(), is_passing=is_passing)
+            return await retry_call(creation.try_once, seconds=start_by - time.monotonic(), is_passing=is_passing)
         except BaseException as error:
             is_wrong_key = isinstance(error, daytona.DaytonaError) and find_row(error).meaning is Meaning.KEY
-            if may_exist and call is not None and not is_wrong_key:
-                await run_shielded(delete_leftover(client, call, params.name, settings.has_sandbox_limit))
+            if creation.may_exist and creation.call is not None and not is_wrong_key:
+                await run_shielded(delete_leftover(client, creation.call, params.name, settings.has_sandbox_limit))
             raise
 
 
-async def _find_started(client: daytona.AsyncDaytona, name: str, start_by: float) -> daytona.AsyncSandbox | None:
-    """Find the sandbox that a failed call created, and wait until it has started. Return None if none exists.
+class Creation:
+    """The tries to create one sandbox.
 
-    If the call is still running, the next creation is refused, because the name is taken.
+    Attributes:
+        call: The last try's call to Daytona; None before the first try.
+        may_exist: True if one of the tries may have created the sandbox.
     """
-    remote = await find_sandbox(client, name)
-    if remote is None:
-        return None
-    state = get_state(remote)
-    if state in ENDED_STATES:
-        raise SandboxStartError(f"no sandbox could be opened: it ended as {state} ({remote.error_reason})")
-    if state != "started":
-        await remote.wait_for_sandbox_start(timeout=max(1.0, start_by - time.monotonic()))
-    return remote
+
+    def __init__(self, client: daytona.AsyncDaytona, params: Any, start_by: float) -> None:
+        self.call: asyncio.Future[daytona.AsyncSandbox] | None = None
+        self.may_exist = False
+        self._client = client
+        self._params = params
+        self._start_by = start_by
+
+    async def try_once(self) -> daytona.AsyncSandbox:
+        """Create the sandbox, or find the one of a failed call. Raise DaytonaError or SandboxStartError."""
+        existed = self.may_exist
+        self.may_exist = True
+        timeout = max(1.0, self._start_by - time.monotonic())
+        self.call = asyncio.ensure_future(self._client.create(self._params, timeout=timeout))
+        try:
+            return await asyncio.shield(self.call)
+        except daytona.DaytonaError as error:
+            # These errors are of the creating call. Other errors may be of a call with which the SDK waits for the
+            # start.
+            meaning = find_row(error).meaning
+            is_unsent = isinstance(error.__cause__, aiohttp.ClientConnectorError)
+            is_refused = meaning in (Meaning.FINAL, Meaning.QUOTA)
+            self.may_exist = existed or not (is_unsent or is_refused)
+            if not self.may_exist or meaning is Meaning.KEY:
+                raise
+            remote = await self._find_started()
+            if remote is None:
+                raise
+            return remote
+
+    async def _find_started(self) -> daytona.AsyncSandbox | None:
+        """Find the sandbox that a failed call created, and wait until it has started. Return None if none exists.
+
+        If the call is still running, the next try is refused, because the name is taken.
+        """
+        remote = await find_sandbox(self._client, self._params.name)
+        if remote is None:
+            return None
+        state = get_state(remote)
+        if state in ENDED_STATES:
+            raise SandboxStartError(f"no sandbox could be opened: it ended as {state} ({remote.error_reason})")
+        if state != "started":
+            await remote.wait_for_sandbox_start(timeout=max(1.0, self._start_by - time.monotonic()))
+        return remote
 
 
 def _make_params(
@@ -166,7 +185,7 @@ def _make_params(
 
 
 async def _mount_volume(settings: DaytonaSettings, client: daytona.AsyncDaytona) -> list[Any]:
-    """Return the mount of the volume, after creating it if needed. Return [] if no volume is set."""
+    """Return the mount of the volume, which is created if it is missing. Return [] without `volume_name`."""
     name = settings.volume_name
     if name is None:
         return []
@@ -177,7 +196,7 @@ async def _mount_volume(settings: DaytonaSettings, client: daytona.AsyncDaytona)
             raise daytona.DaytonaError(f"its state is {get_state(volume)}")  # `retry_call` asks again.
         return volume
 
-    with convert_errors(f"volume {name!r} could not be had"):
+    with convert_errors(f"volume {name!r} could not be used"):
         volume = await retry_call(get_volume, seconds=settings.start_timeout)
     if get_state(volume) != "ready":
         reason = f" ({volume.error_reason})" if volume.error_reason else ""

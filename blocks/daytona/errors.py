@@ -30,7 +30,9 @@ TRIES = 7  # attempts of a repeatable call, which take about 7 s with the pauses
 KEY_SECONDS = 3.0  # seconds after which a key that is refused again counts as wrong
 GIVE_UP_SECONDS = 60.0  # seconds without a successful call or reconnection before a sandbox counts as lost
 LONGEST_WAIT_SECONDS = 20.0  # upper limit of the seconds that a refusal can ask to wait
-ENDED_STATES = (*("stopping", "stopped", "archiving", "archived", "destroying", "destroyed", "error", "build_failed"),)
+ENDED_STATES = (
+    "stopping", "stopped", "archiving", "archived", "destroying", "destroyed", "error", "build_failed",
+)  # fmt: skip
 
 
 class Meaning(Enum):
@@ -107,11 +109,12 @@ def get_status(error: BaseException) -> int | None:
 
 def get_message(error: BaseException) -> str:
     """Return the provider's message, without the SDK's prefix."""
-    # The SDK ignores an answer whose message is a list.
-    words = extract_message(str(getattr(error.__cause__, "body", None) or "")) or extract_message(str(error))
-    text = re.sub(r"^(Fail(ed|ure) [a-z ]+:( |$))+", "", " ".join(words.split()))[:1000]
-    if text:
-        return text
+    # The SDK ignores an answer whose message is a list, so read the answer's body first.
+    body = getattr(error.__cause__, "body", None) or ""
+    words = extract_message(str(body)) or extract_message(str(error))
+    message = re.sub(r"^(Fail(ed|ure) [a-z ]+:( |$))+", "", " ".join(words.split()))[:1000]
+    if message:
+        return message
     if isinstance(error.__cause__, TimeoutError):
         return "no answer came in time"
     status = get_status(error)
@@ -123,8 +126,10 @@ def find_row(error: BaseException) -> Row:
 
     An unknown error is PASSING. It is FINAL if the sandbox's daemon, or the SDK itself, refused the request.
     """
-    status, message = get_status(error), get_message(error)
-    if status is None:  # No answer arrived. If the SDK rejects a request itself, it raises a subclass.
+    status = get_status(error)
+    message = get_message(error)
+    if status is None:
+        # No answer arrived. If the SDK rejects a request itself, it raises another subclass of DaytonaError.
         is_lost = isinstance(error, (daytona.DaytonaConnectionError, daytona.DaytonaTimeoutError))
         return UNKNOWN if is_lost or type(error) is daytona.DaytonaError else REFUSED_REQUEST
     if status >= 500 or status == 408:
@@ -162,9 +167,9 @@ def get_retry_after(error: BaseException) -> float | None:
 
 
 def get_delay(error: Exception, attempt: int) -> float:
-    """Return the seconds before the next attempt (counted from 0): what the error asks for, or an increasing delay."""
-    asked = get_retry_after(error) or 0.0
-    return max(min(asked, LONGEST_WAIT_SECONDS), compute_backoff(attempt, 0.1, 4.0)) * random.uniform(1.0, 1.5)
+    """Return the seconds before the next attempt (counted from 0): an increasing delay, or more if the error asks."""
+    asked = min(get_retry_after(error) or 0.0, LONGEST_WAIT_SECONDS)
+    return max(asked, compute_backoff(attempt, 0.1, 4.0)) * random.uniform(1.0, 1.5)
 
 
 async def retry_call(
@@ -182,18 +187,24 @@ async def retry_call(
         remote: The sandbox that the call is for. Retrying stops when it is gone.
         is_passing: Decides which DaytonaErrors are retried. A refused key is retried only for `KEY_SECONDS`.
     """
-    begun, key_refused, attempt = time.monotonic(), 0.0, 0
+    began = time.monotonic()
+    key_refused_at: float | None = None
+    attempt = 0
     while True:
         try:
             return await call()
         except daytona.DaytonaError as error:
-            meaning, delay, now = find_row(error).meaning, get_delay(error, attempt), time.monotonic()
+            meaning = find_row(error).meaning
+            delay = get_delay(error, attempt)
+            next_try = time.monotonic() + delay
             attempt += 1
             if meaning is KEY:
-                key_refused = key_refused or now
-                is_over = now + delay > key_refused + KEY_SECONDS
+                key_refused_at = time.monotonic() if key_refused_at is None else key_refused_at
+                is_over = next_try > key_refused_at + KEY_SECONDS
+            elif seconds is None:
+                is_over = attempt >= TRIES
             else:
-                is_over = attempt >= TRIES if seconds is None else now + delay > begun + seconds
+                is_over = next_try > began + seconds
             if is_over or not is_passing(error):
                 raise
         await asyncio.sleep(delay)
@@ -202,7 +213,7 @@ async def retry_call(
 
 
 def get_state(item: Any) -> str:
-    """Return the state of a sandbox, volume or snapshot. The SDK passes on states that it does not know as text."""
+    """Return the state of a sandbox, volume or snapshot. A state that the SDK does not know is a string there."""
     return str(getattr(item.state, "value", item.state))
 
 
@@ -233,7 +244,8 @@ def convert_errors(failure: str) -> Iterator[None]:
 
 def map_error(error: BaseException, failure: str) -> RlmBatchError:
     """Convert an error of the SDK. `failure` says what could not be done; the provider's message gives the reason."""
-    row, message = find_row(error), get_message(error)
+    row = find_row(error)
+    message = get_message(error)
     if row.meaning is GONE:
         return SandboxStartError(f"{failure}: the sandbox disappeared meanwhile ({message})")
     if row.meaning is THROTTLED:

@@ -49,9 +49,9 @@ class DaytonaSandboxHandle(CloudSandbox):
         self._remote = remote
 
     async def connect(self, receive: Callable[[bytes], None], closed: Callable[[str], None]) -> DaytonaChannel:
-        """Create a channel whose first frames start the driver; see `Sandbox.connect`."""
-        # The code's environment may have secrets.
-        has_secrets, seconds = bool(self.settings.environment), self._provider_settings.start_timeout
+        """Return a channel whose first frames start the driver; see `Sandbox.connect`."""
+        has_secrets = bool(self.settings.environment)  # The code's environment may have secrets.
+        seconds = self._provider_settings.start_timeout
         launch = partial(start_driver, self._remote, self.directory, seconds, has_secrets)
         self._channel = DaytonaChannel(self._remote, launch, receive, closed)
         return self._channel
@@ -70,11 +70,13 @@ class DaytonaSandboxHandle(CloudSandbox):
             await install_packages(self._remote, settings.packages, settings.start_timeout)
 
     async def run_command(self, *words: str, environment: dict[str, str] | None = None) -> tuple[int, str]:
-        """See `CloudSandbox.run_command`. If an answer was lost, the program may be running, so it is not retried."""
+        # A call whose answer was lost is not retried, because the program may be running.
         done = await retry_call(
             lambda: self._remote.process.exec(shlex.join(words), env=environment, timeout=int(SETUP_SECONDS)),
-            seconds=self._provider_settings.start_timeout, remote=self._remote, is_passing=is_turned_away,
-        )  # fmt: skip
+            seconds=self._provider_settings.start_timeout,
+            remote=self._remote,
+            is_passing=is_turned_away,
+        )
         return int(done.exit_code), done.result
 
     def read_stderr_tail(self) -> str:
@@ -107,13 +109,15 @@ class DaytonaSandboxHandle(CloudSandbox):
             yield
         except daytona.DaytonaError as error:
             if says_gone(error) or is_transient(error):
-                text = f"{failure}, for sandbox {self.id} does not answer: {get_message(error)}"
-                raise SandboxLost(text) from error
+                raise SandboxLost(
+                    f"{failure}, because sandbox {self.id} does not answer: {get_message(error)}"
+                ) from error
             raise VolumeError(f"{failure}: {get_message(error)}") from error
 
     async def label_as_kept(self, until: float, labels: dict[str, str]) -> None:
-        """See `CloudSandbox.label_as_kept`. An idle sandbox may be destroyed a minute after that time."""
-        minutes, remote = max(1, math.ceil((until - time.time()) / 60)), self._remote
+        """See `CloudSandbox.label_as_kept`. Daytona may delete an idle sandbox a minute after that time."""
+        minutes = max(1, math.ceil((until - time.time()) / 60))
+        remote = self._remote
         with convert_errors("it could not be kept"):
             await retry_call(lambda: remote.set_labels({**remote.labels, **labels}, CALL_SECONDS))
             await retry_call(lambda: remote.set_autostop_interval(minutes, CALL_SECONDS))

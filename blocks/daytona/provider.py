@@ -11,7 +11,7 @@ import shlex
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 from urllib.parse import urlsplit
 
 from ...sandbox.cancellation import run_shielded
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import daytona
 
 DELETED_VOLUME_STATES = ("pending_delete", "deleting", "deleted")
+DEFAULT_API_URL = "https://app.daytona.io/api"
 SHELL_MINUTES = 60  # A kept sandbox lives for an hour.
 
 log = logging.getLogger("rlm_batch.daytona")
@@ -35,6 +36,9 @@ class DaytonaProvider(DaytonaSettings, SandboxProvider):
 
     provider_name: ClassVar[str] = "daytona"
     keeps_snapshots: ClassVar[bool] = True
+    result_settings: ClassVar[tuple[str, ...]] = (
+        "snapshot", "image", "cpu", "memory", "disk", "network_block_all", "network_allow_list", "domain_allow_list",
+    )  # fmt: skip
 
     async def open(self, labels: dict[str, str]) -> Sandbox:
         """Open a sandbox, clone the repository into it and install the packages; see `SandboxProvider.open`."""
@@ -90,7 +94,7 @@ class DaytonaProvider(DaytonaSettings, SandboxProvider):
             return sorted(volume.name for volume in volumes if get_state(volume) not in DELETED_VOLUME_STATES)
 
     async def check(self) -> str:
-        """Return a description of the sandboxes' source, after checking the API key. Raise ConfigurationError."""
+        """Describe where sandboxes come from, after checking the API key. Raise ConfigurationError."""
         try:
             # No sandbox has this label, so the list is short.
             await self._list_sandboxes("Daytona could not be asked", {**MANAGED_LABELS, "rlm-batch-run": "none"})
@@ -99,23 +103,13 @@ class DaytonaProvider(DaytonaSettings, SandboxProvider):
         except RlmBatchError as error:
             log.warning("%s", error)  # Daytona may answer when the first sandbox is opened.
         origin = f"image {self.image}" if self.image else f"snapshot {self.snapshot or 'of the account'}"
-        address = (
-            self.get_account_setting("api_url") or os.environ.get("DAYTONA_API_URL") or "https://app.daytona.io/api"
-        )
-        return f"daytona ({urlsplit(address).netloc}, {origin})"
-
-    async def fingerprint(self) -> dict[str, Any]:
-        """Return the common settings plus the sandboxes' origin, resources and network access."""
-        settings = await super().fingerprint()
-        for name in ("snapshot", "image", "cpu", "memory", "disk", "network_allow_list", "domain_allow_list"):
-            if getattr(self, name) is not None:
-                settings[name] = getattr(self, name)
-        return {**settings, "network_block_all": True} if self.network_block_all else settings
+        api_url = self.get_account_setting("api_url") or os.environ.get("DAYTONA_API_URL") or DEFAULT_API_URL
+        return f"daytona ({urlsplit(api_url).netloc}, {origin})"
 
     def has_credentials(self) -> bool:
         """Return True if the block or the environment has a key."""
-        names = ("DAYTONA_API_KEY", "DAYTONA_JWT_TOKEN")
-        return self.get_account_setting("api_key") is not None or any(os.environ.get(name) for name in names)
+        has_variable = bool(os.environ.get("DAYTONA_API_KEY") or os.environ.get("DAYTONA_JWT_TOKEN"))
+        return has_variable or self.get_account_setting("api_key") is not None
 
     async def _list_sandboxes(self, failure: str, labels: dict[str, str]) -> list[SandboxInfo]:
         async with self._use_client(failure) as client:
@@ -128,8 +122,8 @@ class DaytonaProvider(DaytonaSettings, SandboxProvider):
             query = daytona.ListSandboxesQuery(labels=labels)
 
             async def list_all() -> list[SandboxInfo]:
-                found = [item async for item in client.list(query, CALL_SECONDS)]
-                return [SandboxInfo(item.id, dict(item.labels)) for item in found if not is_in_deletion(item)]
+                sandboxes = [item async for item in client.list(query, CALL_SECONDS)]
+                return [SandboxInfo(item.id, dict(item.labels)) for item in sandboxes if not is_in_deletion(item)]
 
             return await retry_call(list_all)
 

@@ -30,10 +30,10 @@ async def open_session(remote: daytona.AsyncSandbox, retry_seconds: float) -> st
 
 
 async def run_command(remote: daytona.AsyncSandbox, name: str, command: str, retry_seconds: float) -> tuple[int, str]:
-    """Run a shell command to its end; return its exit status and output. Raise SandboxStartError or DaytonaError.
+    """Run a shell command to its end, and return its exit status and output. Raise SandboxStartError or DaytonaError.
 
-    The status is polled, because a proxy ends calls that take minutes. If the answer to the start was lost, the start
-    is not retried: the command may be running. `name` is the command's name in an error.
+    The status is polled, because a proxy ends calls that take minutes. A start whose answer was lost is not retried,
+    because the command may be running. `name` is the command's name in an error.
     """
     process = remote.process
     retry = partial(retry_call, seconds=retry_seconds, remote=remote)
@@ -42,7 +42,8 @@ async def run_command(remote: daytona.AsyncSandbox, name: str, command: str, ret
     started = await retry(
         lambda: process.execute_session_command(session, request, int(CALL_SECONDS)), is_passing=is_turned_away
     )
-    pause, give_up_at = 0.05, time.monotonic() + SETUP_SECONDS
+    pause = 0.05
+    give_up_at = time.monotonic() + SETUP_SECONDS
     while True:
         state = await retry(lambda: process.get_session_command(session, started.cmd_id, CALL_SECONDS))
         if state.exit_code is not None:
@@ -52,7 +53,7 @@ async def run_command(remote: daytona.AsyncSandbox, name: str, command: str, ret
         await asyncio.sleep(pause)
         pause = min(1.5 * pause, 2.0)
     logs = await retry(lambda: process.get_session_command_logs(session, started.cmd_id, CALL_SECONDS))
-    return state.exit_code, "\n".join(filter(None, (logs.stdout, logs.stderr)))
+    return state.exit_code, f"{logs.stdout or ''}\n{logs.stderr or ''}"
 
 
 async def run_setup(remote: daytona.AsyncSandbox, commands: str, retry_seconds: float) -> None:
@@ -64,12 +65,14 @@ async def run_setup(remote: daytona.AsyncSandbox, commands: str, retry_seconds: 
 
 
 def _get_last_lines(output: str) -> str:
-    return "\n".join([line for line in output.splitlines() if line.strip()][-10:])
+    lines = [line for line in output.splitlines() if line.strip()]
+    return "\n".join(lines[-10:])
 
 
 def name_clone(settings: DaytonaSettings) -> str:
     """Return the clone's directory, relative to the working directory."""
-    return re.sub(r"[^A-Za-z0-9._-]", "-", Path(urlsplit(settings.repo_url or "").path).stem) or "repository"
+    repository = Path(urlsplit(settings.repo_url or "").path).stem or "repository"
+    return re.sub(r"[^A-Za-z0-9._-]", "-", repository)
 
 
 async def install_packages(remote: daytona.AsyncSandbox, packages: list[str], retry_seconds: float) -> None:

@@ -20,7 +20,7 @@ from .errors import get_message, get_state, retry_call, says_gone
 from .settings import DaytonaSettings
 
 SNAPSHOT_PREFIX = f"{NAME_PREFIX}env-"
-FORMAT = 1  # part of the names: another number makes new snapshots
+FORMAT = 1  # part of every name. After a change of this number, new snapshots are made.
 MIN_SETUP_SECONDS = 5.0  # With "auto", a faster set-up is not kept.
 CAPTURE_SECONDS = 900.0  # Daytona's own limit for a capture (daytonaio/daytona#4990)
 PAGE_SIZE = 100  # snapshots in one page of a list
@@ -36,7 +36,7 @@ class Environment:
         name: The snapshot's name.
         has_snapshot: Whether sandboxes can start from the snapshot; None before the first look.
         is_refused: Whether the set-up is not kept. This process then does not try again.
-        lock: The first sandbox is opened under this lock, so the others wait until its set-up is kept or not.
+        lock: Held while the first sandbox is opened, so that the others wait until its set-up is kept or not.
     """
 
     def __init__(self, name: str) -> None:
@@ -61,25 +61,27 @@ class Environment:
         if settings.setup_snapshot != "always" and seconds < MIN_SETUP_SECONDS:
             self.is_refused = True
             return
-        reason = "the capture failed"
+        failure = "the capture failed"
         try:
             await remote.create_snapshot(self.name, CAPTURE_SECONDS)
         except daytona.DaytonaError as error:
-            reason = get_message(error)
-        # The snapshot itself decides. Daytona reports success for a failed capture (daytonaio/daytona#4990), and a
-        # name that is taken means that another machine has kept the same set-up.
+            failure = get_message(error)
+        # Look for the snapshot, because the answer says too little. Daytona reports success for a failed capture
+        # (daytonaio/daytona#4990), and refuses the name if another machine has kept the same set-up.
         self.has_snapshot = None
         if await self.find_snapshot(settings, client):
             log.info("Daytona's snapshot %s keeps the set-up, which took %.0f s", self.name, seconds)
         elif not self.is_refused:
-            self._give_up(reason)
+            self._give_up(failure)
 
     def _give_up(self, reason: str) -> None:
         self.is_refused, self.has_snapshot = True, False
         log.warning("every sandbox is set up by itself, because Daytona keeps no snapshot of the set-up: %s", reason)
 
 
-_environments: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Environment]] = WeakKeyDictionary()
+_environments: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[tuple[str | None, ...], str], Environment]] = (
+    WeakKeyDictionary()
+)
 
 
 def find_environment(settings: DaytonaSettings, commit: str | None) -> Environment | None:
@@ -88,12 +90,12 @@ def find_environment(settings: DaytonaSettings, commit: str | None) -> Environme
         return None
     target = settings.get_account_setting("target")
     origin = [settings.snapshot, settings.image, settings.cpu, settings.memory, settings.disk, target]
-    repository = settings.repo_url and [settings.repo_url, commit]
+    repository = None if settings.repo_url is None else [settings.repo_url, commit]
     content = [FORMAT, origin, settings.setup, sorted(settings.packages), repository]
-    digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:24]
-    account = hashlib.sha256(repr(get_account_key(settings)).encode()).hexdigest()
+    name = SNAPSHOT_PREFIX + hashlib.sha256(json.dumps(content).encode()).hexdigest()[:24]
     environments = _environments.setdefault(asyncio.get_running_loop(), {})
-    return environments.setdefault(f"{account}{digest}", Environment(SNAPSHOT_PREFIX + digest))
+    # Each account has snapshots of its own, even if their names are the same.
+    return environments.setdefault((get_account_key(settings), name), Environment(name))
 
 
 async def list_snapshots(client: daytona.AsyncDaytona, ttl: float) -> list[SnapshotInfo]:
@@ -101,19 +103,19 @@ async def list_snapshots(client: daytona.AsyncDaytona, ttl: float) -> list[Snaps
 
     Raise DaytonaError.
     """
-    found: list[SnapshotInfo] = []
-    page, pages = 0, 1
-    while page < pages:
-        page += 1
+    infos: list[SnapshotInfo] = []
+    page = 1
+    while True:
         listed = await retry_call(partial(client.snapshot.list, page, PAGE_SIZE))
-        pages = int(listed.total_pages)
         for item in listed.items:
             if item.name.startswith(SNAPSHOT_PREFIX):
                 created = item.created_at.timestamp()
                 last_used = created if item.last_used_at is None else item.last_used_at.timestamp()
                 size = float(item.size or 0)
-                found.append(SnapshotInfo(item.id, item.name, size, created, last_used, last_used + ttl))
-    return found
+                infos.append(SnapshotInfo(item.id, item.name, size, created, last_used, last_used + ttl))
+        if page >= listed.total_pages:
+            return infos
+        page += 1
 
 
 async def delete_snapshot(client: daytona.AsyncDaytona, snapshot_id: str) -> None:
@@ -121,16 +123,18 @@ async def delete_snapshot(client: daytona.AsyncDaytona, snapshot_id: str) -> Non
     try:
         await retry_call(lambda: client.snapshot.delete(snapshot_id))
     except daytona.DaytonaError as error:
-        if not (says_gone(error) or isinstance(error, daytona.DaytonaNotFoundError)):
+        is_missing = says_gone(error) or isinstance(error, daytona.DaytonaNotFoundError)
+        if not is_missing:
             raise
 
 
 async def _wait_for_snapshot(client: daytona.AsyncDaytona, name: str, seconds: float) -> bool:
     """Return whether the snapshot exists and can be used, waiting while its state changes. Raise DaytonaError.
 
-    A broken or inactive one is deleted.
+    A broken or inactive snapshot is deleted.
     """
-    give_up_at, pause = time.monotonic() + seconds, 0.2
+    give_up_at = time.monotonic() + seconds
+    pause = 0.2
     while True:
         try:
             snapshot = await retry_call(lambda: client.snapshot.get(name))

@@ -1,4 +1,4 @@
-"""A signed-in client of Modal, its app and its volumes, each created once per process; ending sandboxes."""
+"""The account at Modal: a signed-in client, its app and its volumes, each created once; the end of sandboxes."""
 
 import asyncio
 import logging
@@ -42,15 +42,10 @@ async def open_account(settings: ModalSettings) -> Account:
             os.environ["MODAL_MAX_THROTTLE_WAIT"] = str(THROTTLE_SECONDS)
         # At DEBUG level, hpack logs all headers of every call, including the token.
         logging.getLogger("hpack").setLevel(logging.WARNING)
-        token = _get_token(settings)
-        token_id, secret = (config.get("token_id"), config.get("token_secret")) if None in token else token
         try:
             with convert_errors("signing in to Modal failed"):
                 async with asyncio.timeout(SIGN_IN_SECONDS):
-                    if token_id and secret:
-                        client = await modal.Client.from_credentials.aio(token_id, secret)
-                    else:  # This signs in with OAuth, or raises an error that says what is missing.
-                        client = await modal.Client.from_env.aio()
+                    client = await _sign_in(settings)
                     await client.hello.aio()
                 app = await modal.App.lookup.aio(settings.app_name, create_if_missing=True, client=client)
         except (TimeoutError, StreamTerminatedError) as error:
@@ -63,14 +58,29 @@ async def open_account(settings: ModalSettings) -> Account:
     return await make_once(settings, ("account",), make)
 
 
+async def _sign_in(settings: ModalSettings) -> modal.Client:
+    """Sign in with the settings' token, or else with Modal's own configuration."""
+    token_id, token_secret = _get_token(settings)
+    if token_id is None or token_secret is None:
+        token_id, token_secret = config.get("token_id"), config.get("token_secret")
+    if token_id and token_secret:
+        return await modal.Client.from_credentials.aio(token_id, token_secret)
+    # This signs in with OAuth, or raises an error that says what is missing.
+    return await modal.Client.from_env.aio()
+
+
 async def get_volume(settings: ModalSettings) -> modal.Volume | None:
-    """Return the volume. Only in version 2 does `sync` commit. Raise the errors of `SandboxProvider.open`."""
+    """Return the volume, created if it is missing; None without `volume_name`.
+
+    Raise the errors of `SandboxProvider.open`.
+    """
     name = settings.volume_name
     if name is None:
         return None
 
     async def make() -> modal.Volume:
         account = await open_account(settings)
+        # In version 1, the program `sync` commits nothing.
         volume = modal.Volume.from_name(name, create_if_missing=True, version=2, client=account.client)
         with convert_errors(f"`volume_name` {name!r} cannot be used"):
             await volume.hydrate.aio()
@@ -102,9 +112,13 @@ async def try_to_terminate(sandbox: modal.Sandbox, *, wait: bool) -> None:
         log.warning("sandbox %s was not removed: %s", sandbox.object_id, get_last_line(error))
 
 
-def _get_token(settings: ModalSettings) -> tuple[str | None, ...]:
-    token = settings.get_account_setting("token_id"), settings.get_account_setting("token_secret")
-    return tuple(None if value is None else value.get_secret_value() for value in token)
+def _get_token(settings: ModalSettings) -> tuple[str | None, str | None]:
+    """Return the id and the secret of the settings' token."""
+    token_id, token_secret = settings.get_account_setting("token_id"), settings.get_account_setting("token_secret")
+    return (
+        None if token_id is None else token_id.get_secret_value(),
+        None if token_secret is None else token_secret.get_secret_value(),
+    )
 
 
 _made: dict[tuple[Hashable, ...], Any] = {}
@@ -112,12 +126,13 @@ _locks: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, defaultdict[Hashabl
 _locks = weakref.WeakKeyDictionary()
 
 
-async def make_once(settings: ModalSettings, key: tuple[Hashable, ...], make: Callable[[], Awaitable[T]]) -> T:
-    """Return what `make` creates, once per account and key. Concurrent callers wait for it."""
+async def make_once(settings: ModalSettings, name: tuple[Hashable, ...], make: Callable[[], Awaitable[T]]) -> T:
+    """Return the object of that name in the account. The first call makes it, and concurrent calls wait for it."""
     # Modal's client reads these environment variables.
-    environment = (os.environ.get(f"MODAL_{name}") for name in ENVIRONMENT_NAMES)
-    key = (*_get_token(settings), settings.app_name, *environment, *key)
-    async with _locks.setdefault(asyncio.get_running_loop(), defaultdict(asyncio.Lock))[key]:
+    environment = [os.environ.get(f"MODAL_{name}") for name in ENVIRONMENT_NAMES]
+    key = (*_get_token(settings), settings.app_name, *environment, *name)
+    locks = _locks.setdefault(asyncio.get_running_loop(), defaultdict(asyncio.Lock))
+    async with locks[key]:
         if key not in _made:
             _made[key] = await make()
         return _made[key]

@@ -14,14 +14,12 @@ from .errors import THROTTLE_SECONDS, get_last_line, retry_refused
 
 SEND_SECONDS = 90.0  # seconds for the driver to read a piece of its input; a driver without input ends then too
 PIECE_BYTES = 4 * 1024 * 1024  # bytes of input per write; the client accepts at most 16 MiB
+STDERR_BYTES = 2000
 READ_SECONDS = 5.0  # seconds to read the last output of a driver that has ended
 
 
 class ModalChannel:
-    """The connection to a driver's process.
-
-    `first_input` is sent before the first frame.
-    """
+    """The connection to a driver's process. `first_input` is sent before the first frame."""
 
     def __init__(
         self,
@@ -43,54 +41,58 @@ class ModalChannel:
 
     async def close(self) -> None:
         """Stop reading and sending."""
-        self.end_reason = self.end_reason or "it was removed"
+        self._end("it was removed")
         self._reading.cancel()
 
     async def send(self, data: bytes) -> None:
         """Send the bytes, after those of earlier sends. Raise SandboxLost if none of them were sent."""
-        await run_shielded(self._send(data))  # Shielded, because a partial frame would break the connection.
-
-    async def _send(self, data: bytes) -> None:
-        stdin = self._process.stdin
         async with self._lock:
             if self.end_reason:
-                raise SandboxLost(f"sandbox {self._sandbox_id} had gone ({self.end_reason}): run it in a new one")
-            try:
-                for start in range(0, len(data), PIECE_BYTES):
-                    async with asyncio.timeout(SEND_SECONDS):
-                        stdin.write(data[start : start + PIECE_BYTES])
-                        await retry_refused(stdin.drain.aio)
-            except (modal.exception.Error, TimeoutError) as error:
-                # The driver may have received everything. So close the connection, which makes the outcome unknown.
-                # First give a driver that has ended a moment to say why.
-                await asyncio.wait({self._reading}, timeout=READ_SECONDS)
-                if not self.end_reason:
-                    self.end_reason = f"it took no input: {get_last_line(error) or type(error).__name__}"
-                    self._closed(self.end_reason)
+                raise SandboxLost(f"sandbox {self._sandbox_id} was lost ({self.end_reason}): run it in a new one")
+            await run_shielded(self._write(data))  # Shielded, because a partial frame would break the connection.
+
+    async def _write(self, data: bytes) -> None:
+        stdin = self._process.stdin
+        try:
+            for start in range(0, len(data), PIECE_BYTES):
+                async with asyncio.timeout(SEND_SECONDS):
+                    stdin.write(data[start : start + PIECE_BYTES])
+                    await retry_refused(stdin.drain.aio)
+        except (modal.exception.Error, TimeoutError) as error:
+            # The driver may have received everything. So close the connection, which makes the outcome unknown.
+            # If the driver has ended, its last words are a better reason.
+            await asyncio.wait((self._reading,), timeout=READ_SECONDS)
+            self._end(f"it took no input: {get_last_line(error)}")
+
+    def _end(self, reason: str) -> None:
+        if not self.end_reason:
+            self.end_reason = reason
+            self._closed(reason)
 
     async def _read(self) -> None:
-        reason = "its process has ended"
         try:
-            await self._read_all()
-            self.is_complete = True
-            with suppress(modal.exception.Error, TimeoutError):
-                async with asyncio.timeout(READ_SECONDS):
-                    stderr = await self._process.stderr.read.aio()
-                    last_words = stderr[-2000:].decode("utf-8", "replace").strip()
-                    reason = f"{reason}: {last_words}" if last_words else reason
+            await self._read_output()
         except Exception as error:  # noqa: BLE001 - after any error there is nothing more to read
-            reason = f"its output ended early: {type(error).__name__}: {get_last_line(error)}"
-        self.end_reason = self.end_reason or reason
-        self._closed(reason)
+            self._end(f"its output ended early: {type(error).__name__}: {get_last_line(error)}")
+            return
+        self.is_complete = True
+        last_words = ""
+        with suppress(modal.exception.Error, TimeoutError):
+            async with asyncio.timeout(READ_SECONDS):
+                stderr = await self._process.stderr.read.aio()
+                last_words = stderr[-STDERR_BYTES:].decode("utf-8", "replace").strip()
+        self._end(f"its process has ended: {last_words}" if last_words else "its process has ended")
 
-    async def _read_all(self) -> None:
+    async def _read_output(self) -> None:
         """Read to the end. After an interruption the client continues the stream at the same position."""
         loop = asyncio.get_running_loop()
-        last_heard, delay = loop.time(), 0.1
+        last_heard = loop.time()
+        delay = 0.1
         while True:
             try:
                 async for data in self._process.stdout:
-                    last_heard, delay = loop.time(), 0.1
+                    last_heard = loop.time()
+                    delay = 0.1
                     for start in range(0, len(data), READ_BYTES):
                         self._receive(data[start : start + READ_BYTES])
                         await asyncio.sleep(0)  # A megabyte of tiny frames would block the loop for a second.

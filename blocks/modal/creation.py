@@ -32,31 +32,20 @@ async def open_sandbox(
 ) -> ModalSandboxHandle:
     """Create a sandbox. If several are `expected`, the repository is part of its image.
 
-    Modal ends it `keep_seconds` after its lifetime, in which it may be kept.
-    On an error or a cancellation, leave no sandbox. Raise the errors of `SandboxProvider.open`.
+    Modal ends the sandbox `keep_seconds` after its lifetime, so that it can be kept for this time. On an error or a
+    cancellation, leave no sandbox. Raise the errors of `SandboxProvider.open`.
     """
-    account, image, volume = await open_account(settings), await build_image(settings), await get_volume(settings)
+    account = await open_account(settings)
+    image = await build_image(settings)
     if commit is not None and settings.keeps_set_up(expected):
-        clone = await add_clone_to_image(settings, image, commit)
-        image, commit = (clone, None) if clone is not None else (image, commit)
-    memory, seconds = settings.memory_mib, min(settings.lifetime + keep_seconds, MAX_LIFETIME)
-    options: dict[str, Any] = {
-        "app": account.app,
-        "tags": {key: value for key, value in labels.items() if value},
-        "image": image,
-        "timeout": seconds,
-        "idle_timeout": settings.idle_timeout,
-        "cpu": settings.cpu,
-        "memory": None if memory is None else (memory, memory),
-        "gpu": settings.gpu,
-        "region": settings.region,
-        "block_network": settings.block_network,
-        "outbound_cidr_allowlist": settings.allowed_cidrs,
-        "outbound_domain_allowlist": settings.allowed_domains,
-        "volumes": {} if volume is None else {settings.volume_mount_path: volume},
-        "client": account.client,
-    }
-    creating = asyncio.ensure_future(_create(settings, account, ("sleep", str(seconds)), options))
+        image_with_clone = await add_clone_to_image(settings, image, commit)
+        if image_with_clone is not None:
+            image = image_with_clone
+            commit = None  # The sandbox has the repository already.
+    options = build_options(settings, labels, await get_volume(settings))
+    options |= {"app": account.app, "client": account.client, "image": image}
+    seconds = min(settings.lifetime + keep_seconds, MAX_LIFETIME)
+    creating = asyncio.ensure_future(_create(settings, account, seconds, options))
     try:
         sandbox = await asyncio.shield(creating)
     except asyncio.CancelledError:
@@ -74,6 +63,23 @@ async def open_sandbox(
     return handle
 
 
+def build_options(settings: ModalSettings, labels: dict[str, str], volume: modal.Volume | None) -> dict[str, Any]:
+    """Return the options of a sandbox's creation that follow from the settings."""
+    memory = settings.memory_mib
+    return {
+        "tags": {name: value for name, value in labels.items() if value},
+        "idle_timeout": settings.idle_timeout,
+        "cpu": settings.cpu,
+        "memory": None if memory is None else (memory, memory),
+        "gpu": settings.gpu,
+        "region": settings.region,
+        "block_network": settings.block_network,
+        "outbound_cidr_allowlist": settings.allowed_cidrs,
+        "outbound_domain_allowlist": settings.allowed_domains,
+        "volumes": {} if volume is None else {settings.volume_mount_path: volume},
+    }
+
+
 async def _terminate_abandoned(creating: asyncio.Future[modal.Sandbox], wait: bool) -> None:
     """Wait for the end of an abandoned creation, and terminate its sandbox."""
     try:
@@ -84,32 +90,35 @@ async def _terminate_abandoned(creating: asyncio.Future[modal.Sandbox], wait: bo
     await try_to_terminate(sandbox, wait=wait)
 
 
-async def _create(
-    settings: ModalSettings, account: Account, command: tuple[str, ...], options: dict[str, Any]
-) -> modal.Sandbox:
+async def _create(settings: ModalSettings, account: Account, seconds: int, options: dict[str, Any]) -> modal.Sandbox:
+    """Create a sandbox that ends after `seconds`. Raise ConfigurationError, QuotaExceeded or SandboxStartError."""
     name = f"rlm-batch-{uuid.uuid4().hex[:20]}"
     try:
         async with asyncio.timeout(settings.start_timeout):
-            return await modal.Sandbox.create.aio(*command, name=name, **options)
-    except TimeoutError as error:
-        failure: Exception = error
-        reason = SandboxStartError(
-            f"Modal did not open a sandbox within {settings.start_timeout} s: raise `start_timeout`"
-        )
+            return await modal.Sandbox.create.aio("sleep", str(seconds), name=name, timeout=seconds, **options)
     except (ValueError, TypeError) as error:  # The client raises these before it sends anything.
         raise ConfigurationError(
             f"no sandbox could be opened: Modal's client refused the settings ({get_last_line(error)}): "
             "change the resources or the network"
         ) from error
-    except modal.exception.Error as error:
-        failure, reason = error, map_error(error, "no sandbox could be opened")
+    except (TimeoutError, modal.exception.Error) as error:
+        failure = _map_creation_error(error, settings)
         if isinstance(error, (modal.exception.InvalidError, modal.exception.AuthError)):
-            raise reason from error
-    # If an answer was lost, a sandbox may exist. It may also exist after a refusal: the client itself retries, and its
-    # first try may have created one. A sandbox that is not found here is idle, and Modal ends it after `idle_timeout`.
-    try:
-        return await retry_until_done(
-            lambda: modal.Sandbox.from_name.aio(settings.app_name, name, client=account.client)
+            raise failure from error  # Modal created no sandbox.
+        # If an answer was lost, a sandbox may exist. It may also exist after a refusal: the client itself retries, and
+        # its first try may have created one. A sandbox that is not found here is idle, and Modal ends it after
+        # `idle_timeout`.
+        try:
+            return await retry_until_done(
+                lambda: modal.Sandbox.from_name.aio(settings.app_name, name, client=account.client)
+            )
+        except modal.exception.Error:
+            raise failure from error
+
+
+def _map_creation_error(error: Exception, settings: ModalSettings) -> RlmBatchError:
+    if isinstance(error, TimeoutError):
+        return SandboxStartError(
+            f"Modal did not open a sandbox within {settings.start_timeout} s: raise `start_timeout`"
         )
-    except modal.exception.Error:
-        raise reason from failure
+    return map_error(error, "no sandbox could be opened")

@@ -20,7 +20,7 @@ RETRIES = 5  # retries of a call that must succeed
 
 
 async def retry_refused(call: Callable[[], Awaitable[T]]) -> T:
-    """Make a repeatable call, and retry it while it is refused, for a limited time."""
+    """Make a call that may be repeated, and retry it while Modal refuses it, for a limited time."""
     loop = asyncio.get_running_loop()
     give_up_at = loop.time() + float(config.get("max_throttle_wait") or 0)
 
@@ -53,26 +53,28 @@ def convert_errors(failure: str) -> Iterator[None]:
 
 def map_error(error: Exception, failure: str) -> RlmBatchError:
     """Convert an error of the client. `failure` says what could not be done."""
-    reason, exceptions = f"{failure}: {get_last_line(error)}", modal.exception
+    text = f"{failure}: {get_last_line(error)}"
+    exceptions = modal.exception
     if isinstance(error, exceptions.ResourceExhaustedError):
-        details = getattr(error, "_grpc_details", None) or ()
-        waits = [entry.retry_after_secs for entry in details if hasattr(entry, "retry_after_secs")]
-        advice = "Lower `max_workers`, or ask Modal for a higher limit"
-        return QuotaExceeded(f"{reason} {advice}", retry_after=waits[0] if waits else None)
+        retry_after = None
+        for detail in getattr(error, "_grpc_details", None) or ():
+            retry_after = getattr(detail, "retry_after_secs", retry_after)
+        return QuotaExceeded(f"{text} Lower `max_workers`, or ask Modal for a higher limit", retry_after=retry_after)
     if isinstance(error, (exceptions.AuthError, exceptions.PermissionDeniedError)):
         remedy = "run `modal token new`, or set MODAL_TOKEN_ID and MODAL_TOKEN_SECRET"
-        return ConfigurationError(f"{reason.rstrip('.')}: {remedy}")
+        return ConfigurationError(f"{text.rstrip('.')}: {remedy}")
     if isinstance(error, exceptions.ImageBuildError):
         image = getattr(error, "image_id", "IMAGE_ID")
-        return ConfigurationError(
-            f"{reason}; correct `image`, `setup` or `packages` (its log: modal image logs {image})"
-        )
-    is_refused = isinstance(error, (exceptions.InvalidError, exceptions.VersionError, exceptions.UnimplementedError))
-    is_settings = is_refused and not isinstance(error, exceptions.ConflictError)
-    return (ConfigurationError if is_settings else SandboxStartError)(reason)
+        return ConfigurationError(f"{text}; correct `image`, `setup` or `packages` (its log: modal image logs {image})")
+    # A ConflictError is an InvalidError, but its cause is another call, not the settings.
+    if isinstance(error, exceptions.ConflictError):
+        return SandboxStartError(text)
+    if isinstance(error, (exceptions.InvalidError, exceptions.VersionError, exceptions.UnimplementedError)):
+        return ConfigurationError(text)
+    return SandboxStartError(text)
 
 
 def get_last_line(error: BaseException) -> str:
-    """Return an error's last line. The last line of a failed build is the reason."""
+    """Return the last line of an error's text, which is the reason for a failed build, or else its type's name."""
     lines = [line.strip() for line in extract_message(str(error)).splitlines() if line.strip()]
     return lines[-1][:500] if lines else type(error).__name__

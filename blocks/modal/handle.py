@@ -55,18 +55,24 @@ class ModalSandboxHandle(CloudSandbox):
     python = "python"
 
     def __init__(self, sandbox: modal.Sandbox, settings: ModalSettings, files: HostFiles) -> None:
-        memory, volume = settings.memory_mib, settings.volume_name
-        limits = {"CORE": 0} if memory is None else {"CORE": 0, "AS": memory * 1024 * 1024}
+        limits = {"CORE": 0}
+        if settings.memory_mib is not None:
+            limits["AS"] = settings.memory_mib * 1024 * 1024
         super().__init__(
-            sandbox.object_id, settings, files, cwd=settings.workdir,
-            confinement={"limits": limits}, commit=[] if volume is None else ["sync", settings.volume_mount_path],
-        )  # fmt: skip
+            sandbox.object_id,
+            settings,
+            files,
+            cwd=settings.workdir,
+            confinement={"limits": limits},
+            commit=[] if settings.volume_name is None else ["sync", settings.volume_mount_path],
+        )
         self.has_network = not settings.block_network
         self.directory = settings.workdir
         self._sandbox = sandbox
 
     async def connect(self, receive: Callable[[bytes], None], closed: Callable[[str], None]) -> ModalChannel:
-        lifetime, driver = self._provider_settings.lifetime, pack_driver()
+        lifetime = self._provider_settings.lifetime
+        driver = pack_driver()
         program = BOOT.format(size=len(driver.data), workdir=self.settings.cwd, loader=driver.loader)
         with convert_errors(f"the driver did not start in sandbox {self.id}"):
             process: Any = await retry_refused(
@@ -77,14 +83,18 @@ class ModalSandboxHandle(CloudSandbox):
 
     async def refresh_volume(self) -> None:
         """Reload the volume; see `Sandbox.refresh_volume`. Modal refuses to reload while code has a file of it open."""
-        has_ended = self._is_removed or (self._channel is not None and self._channel.end_reason)
-        if self.settings.volume is None or has_ended:
+        if self.settings.volume is None or self._is_removed:
+            return
+        if self._channel is not None and self._channel.end_reason:
             return
         try:
             await retry_refused(lambda: self._sandbox.reload_volumes.aio(timeout=RELOAD_SECONDS))
         except modal.exception.ConflictError as error:
-            reason = get_last_line(error)
-            log.warning("sandbox %s could not reload its volume (%s), so code sees its earlier state", self.id, reason)
+            log.warning(
+                "sandbox %s could not reload its volume (%s), so code sees its earlier state",
+                self.id,
+                get_last_line(error),
+            )
         except modal.exception.Error as error:
             raise SandboxLost(
                 f"sandbox {self.id} did not reload its volume before the code was sent: {get_last_line(error)}"
@@ -92,17 +102,22 @@ class ModalSandboxHandle(CloudSandbox):
 
     async def run_command(self, *words: str, environment: dict[str, str] | None = None) -> tuple[int, str]:
         process: Any = await retry_refused(
-            lambda: self._sandbox.exec.aio(*words, text=False, env={**(environment or {})}, timeout=SETUP_SECONDS)
+            lambda: self._sandbox.exec.aio(*words, text=False, env=dict(environment or {}), timeout=SETUP_SECONDS)
         )
         status = await retry_refused(process.wait.aio)
-        return status, "" if status == 0 else (await process.stderr.read.aio()).decode("utf-8", "replace")
+        if status == 0:
+            return 0, ""
+        stderr = await process.stderr.read.aio()
+        return status, stderr.decode("utf-8", "replace")
 
     async def stat_file(self, place: str) -> FileStatus | None:
         try:
             info = await retry_refused(lambda: self._sandbox.filesystem.stat.aio(place))
         except modal.exception.SandboxFilesystemNotFoundError:
             return None
-        is_file = info.type is FileType.FILE and (not stat.S_IFMT(info.mode) or stat.S_ISREG(info.mode))
+        # Modal's type of a pipe or device is FILE, too. Only the mode tells them apart, if it has the file's type.
+        is_special = stat.S_IFMT(info.mode) != 0 and not stat.S_ISREG(info.mode)
+        is_file = info.type is FileType.FILE and not is_special
         return FileStatus(is_file, info.size, info.type is FileType.SYMLINK)
 
     async def write_file(self, place: str, data: bytes) -> None:

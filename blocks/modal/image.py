@@ -20,8 +20,10 @@ async def build_image(settings: ModalSettings) -> modal.Image:
     async def make() -> modal.Image:
         account = await open_account(settings)
         with convert_errors("the image could not be built"):
-            name = settings.image
-            image = modal.Image.from_registry(name) if name else modal.Image.debian_slim(python_version=PYTHON)
+            if settings.image:
+                image = modal.Image.from_registry(settings.image)
+            else:
+                image = modal.Image.debian_slim(python_version=PYTHON)
             if settings.setup is not None:
                 image = image.run_commands(build_image_command(settings.setup))
             if settings.packages:
@@ -35,19 +37,18 @@ async def build_image(settings: ModalSettings) -> modal.Image:
 
 
 async def add_clone_to_image(settings: ModalSettings, image: modal.Image, commit: str) -> modal.Image | None:
-    """Return an image with the repository's clone in it, built once per commit. None if it cannot be built.
+    """Return an image with the repository's clone in it, built once per commit; None if it cannot be built.
 
-    Only the environment of the build's git has the token, and the image does not contain it.
+    The image does not contain the token, which only git gets during the build, in its environment.
     """
 
     async def make() -> modal.Image | None:
         account = await open_account(settings)
-        command = shlex.join(["sh", "-c", "; ".join(repository.FETCH_COMMIT.strip().splitlines()), "clone"])
-        where = shlex.join([settings.workdir, settings.repo_url or "", commit])
-        sign_in = repository.build_environment(settings.repo_token)
+        program = "; ".join(repository.FETCH_COMMIT.strip().splitlines())
+        command = shlex.join(["sh", "-c", program, "clone", settings.workdir, settings.repo_url or "", commit])
+        token = modal.Secret.from_dict(dict(repository.build_environment(settings.repo_token)))
         try:
-            clone = image.run_commands(f"{command} {where}", secrets=[modal.Secret.from_dict(dict(sign_in))])
-            return await clone.build.aio(account.app)
+            return await image.run_commands(command, secrets=[token]).build.aio(account.app)
         except modal.exception.Error as error:
             log.warning(
                 "every sandbox clones the repository, because no image with it was built: %s", get_last_line(error)

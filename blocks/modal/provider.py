@@ -29,10 +29,13 @@ class ModalProvider(ModalSettings, SandboxProvider):
     """The provider for sandboxes of a Modal app."""
 
     provider_name: ClassVar[str] = "modal"
+    result_settings: ClassVar[tuple[str, ...]] = (
+        "cpu", "memory_mib", "gpu", "block_network", "allowed_domains", "allowed_cidrs",
+    )  # fmt: skip
 
     def has_credentials(self) -> bool:
         """Return True if the block or Modal's own configuration has a token."""
-        if None not in (self.get_account_setting("token_id"), self.get_account_setting("token_secret")):
+        if self.get_account_setting("token_id") is not None and self.get_account_setting("token_secret") is not None:
             return True
         from modal.config import config
 
@@ -43,9 +46,10 @@ class ModalProvider(ModalSettings, SandboxProvider):
         """Open a sandbox with the repository in it; see `SandboxProvider.open`."""
         from .creation import open_sandbox
 
+        commit = await self.commit()
         keep_seconds = int(KEEP_SECONDS) if self._keeps_failed else 0
         return await open_sandbox(
-            *(self, labels, await self.commit(), self._files, self._expected_sandboxes), keep_seconds=keep_seconds
+            self, labels, commit, self._files, self._expected_sandboxes, keep_seconds=keep_seconds
         )
 
     async def list_sandboxes(self) -> list[SandboxInfo]:
@@ -75,10 +79,14 @@ class ModalProvider(ModalSettings, SandboxProvider):
 
     async def open_terminal(self, sandbox_id: str) -> int:
         """Open a shell with `modal shell`, which gets the account's token in its environment."""
-        account = {f"MODAL_{name.upper()}": self.get_account_setting(name) for name in ("token_id", "token_secret")}
-        environment = {name: value.get_secret_value() for name, value in account.items() if value is not None}
-        program = shutil.which("modal", path=f"{os.environ.get('PATH', '')}:{os.path.dirname(sys.executable)}")
-        command = [program or "modal", "shell", sandbox_id, "--cmd", shlex.join(SHELL)]
+        environment: dict[str, str] = {}
+        for name in ("token_id", "token_secret"):
+            secret = self.get_account_setting(name)
+            if secret is not None:
+                environment[f"MODAL_{name.upper()}"] = secret.get_secret_value()
+        search_path = f"{os.environ.get('PATH', '')}:{os.path.dirname(sys.executable)}"
+        program = shutil.which("modal", path=search_path) or "modal"
+        command = [program, "shell", sandbox_id, "--cmd", shlex.join(SHELL)]
         return await run_in_terminal(command, f"modal shell {sandbox_id}", environment=environment)
 
     async def list_volumes(self) -> list[str]:
@@ -94,12 +102,8 @@ class ModalProvider(ModalSettings, SandboxProvider):
             return f"Modal's own sandboxes, of its app {self.app_name} ({account.app.app_id})"
 
     async def fingerprint(self) -> dict[str, Any]:
-        """Return the common settings, the image, the resources and the network."""
-        settings = {**await super().fingerprint(), "image": self.image or f"debian, python {PYTHON}"}
-        for name in ("cpu", "memory_mib", "gpu", "block_network", "allowed_domains", "allowed_cidrs"):
-            if value := getattr(self, name):
-                settings[name] = value
-        return settings
+        """Return the common settings and the image."""
+        return {**await super().fingerprint(), "image": self.image or f"debian, python {PYTHON}"}
 
     @asynccontextmanager
     async def _use_account(self, failure: str) -> "AsyncIterator[Account]":

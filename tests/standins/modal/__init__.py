@@ -6,7 +6,7 @@ output, and ends with that input.
 
 The stand-in uses the protocol classes of the installed client. It models:
 
-- sandboxes of both backends, each with its own root directory, where real processes run;
+- sandboxes, each with its own root directory, where real processes run, but not the backend for GPUs;
 - commands with binary streams that can be replayed from any offset;
 - lifetimes and idle timeouts;
 - volumes, which a sandbox sees as they were at its creation. Other sandboxes see what it wrote after its commit

@@ -28,9 +28,9 @@ def token(**claims: Any) -> str:
     return ".".join([*encoded, "c2ln"])
 
 
-def unary(handler: Any, name: str = "") -> Any:
+def unary(handler: Any) -> Any:
     """Wrap a handler of one request and one answer with counts, faults, tokens and idempotency."""
-    name = name or handler.__name__
+    name = handler.__name__
 
     @functools.wraps(handler)
     async def serve(self: Any, stream: Stream[Any, Any]) -> None:

@@ -109,7 +109,7 @@ class ControlPlane(ModalClientBase):
 
     @unary
     async def SandboxCreateV2(self, request: Any) -> Any:
-        box = await self.standin.create(request, v2=True)
+        box = await self.standin.create(request)
         return api_pb2.SandboxCreateV2Response(
             sandbox_id=box.id,
             task_id=box.task,
@@ -118,17 +118,11 @@ class ControlPlane(ModalClientBase):
         )
 
     @unary
-    async def SandboxCreate(self, request: Any) -> Any:
-        box = await self.standin.create(request, v2=False)
-        return api_pb2.SandboxCreateResponse(sandbox_id=box.id, metadata=api_pb2.SandboxHandleMetadata(app_id=box.app))
-
-    async def _task_id(self, request: Any) -> Any:
+    async def SandboxGetTaskIdV2(self, request: Any) -> Any:
         box = self.standin.of_id(request.sandbox_id)
         if box.ending:
             return api_pb2.SandboxGetTaskIdResponse(task_result=Result(status=Result.GENERIC_STATUS_TERMINATED))
         return api_pb2.SandboxGetTaskIdResponse(task_id=box.task)
-
-    SandboxGetTaskId, SandboxGetTaskIdV2 = unary(_task_id, "SandboxGetTaskId"), unary(_task_id, "SandboxGetTaskIdV2")
 
     @unary
     async def TaskGetCommandRouterAccess(self, request: Any) -> Any:
@@ -141,39 +135,32 @@ class ControlPlane(ModalClientBase):
         access = self._access(known)
         return api_pb2.SandboxGetCommandRouterAccessResponse(url=access.url, jwt=access.jwt)
 
-    async def _terminate(self, request: Any) -> Any:
+    @unary
+    async def SandboxTerminateV2(self, request: Any) -> Any:
         box = self.standin.of_id(request.sandbox_id)
         await self.standin.end(box, Result.GENERIC_STATUS_TERMINATED)
         return api_pb2.SandboxTerminateResponse(existing_result=box.result())
 
-    SandboxTerminate, SandboxTerminateV2 = (
-        unary(_terminate, "SandboxTerminate"),
-        unary(_terminate, "SandboxTerminateV2"),
-    )
-
-    async def _wait(self, request: Any) -> Any:
+    @unary
+    async def SandboxWaitV2(self, request: Any) -> Any:
         box = self.standin.of_id(request.sandbox_id)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(request.timeout):
                 await box.ended.wait()
         return api_pb2.SandboxWaitResponse(result=box.result(), metadata=api_pb2.SandboxHandleMetadata(app_id=box.app))
 
-    SandboxWait, SandboxWaitV2 = unary(_wait, "SandboxWait"), unary(_wait, "SandboxWaitV2")
-
-    async def _tags(self, request: Any) -> Any:
+    @unary
+    async def SandboxTagsGetV2(self, request: Any) -> Any:
         tags = self.standin.of_id(request.sandbox_id).tags
         return api_pb2.SandboxTagsGetResponse(
             tags=[api_pb2.SandboxTag(tag_name=name, tag_value=value) for name, value in tags.items()]
         )
 
-    SandboxTagsGet, SandboxTagsGetV2 = unary(_tags, "SandboxTagsGet"), unary(_tags, "SandboxTagsGetV2")
-
-    async def _set_tags(self, request: Any) -> Any:
+    @unary
+    async def SandboxTagsSetV2(self, request: Any) -> Any:
         box = self.standin.of_id(request.sandbox_id)
         box.tags = {tag.tag_name: tag.tag_value for tag in request.tags}
         return empty_pb2.Empty()
-
-    SandboxTagsSet, SandboxTagsSetV2 = unary(_set_tags, "SandboxTagsSet"), unary(_set_tags, "SandboxTagsSetV2")
 
     @unary
     async def SandboxListV2(self, request: Any) -> Any:
@@ -189,18 +176,13 @@ class ControlPlane(ModalClientBase):
         sandboxes.sort(key=lambda box: -box.created)
         return api_pb2.SandboxListResponse(
             sandboxes=[
-                api_pb2.SandboxInfo(
-                    id=box.id,
-                    created_at=box.created,
-                    app_id=box.app,
-                    name=box.name,
-                    metadata=api_pb2.SandboxHandleMetadata(app_id=box.app),
-                )
+                api_pb2.SandboxInfo(id=box.id, created_at=box.created, app_id=box.app, name=box.name)
                 for box in sandboxes[:PAGE]
             ]
         )
 
-    async def _from_name(self, request: Any) -> Any:
+    @unary
+    async def SandboxGetFromNameV2(self, request: Any) -> Any:
         app = self.standin.apps.get(request.app_name)
         for box in self.standin.boxes.values():
             if (box.app, box.name, box.ending) == (app, request.sandbox_name, False):
@@ -208,6 +190,3 @@ class ControlPlane(ModalClientBase):
                     sandbox_id=box.id, metadata=api_pb2.SandboxHandleMetadata(app_id=box.app)
                 )
         raise GRPCError(Status.NOT_FOUND, f"Sandbox {request.sandbox_name} not found")
-
-    SandboxGetFromName = unary(_from_name, "SandboxGetFromName")
-    SandboxGetFromNameV2 = unary(_from_name, "SandboxGetFromNameV2")

@@ -7,7 +7,6 @@ import contextlib
 import os
 import secrets
 import signal
-import string
 import time
 from pathlib import Path
 from typing import Any
@@ -67,16 +66,9 @@ class Command:
 class Box:
     """A sandbox."""
 
-    def __init__(self, request: Any, folder: Path, v2: bool) -> None:
+    def __init__(self, request: Any, folder: Path) -> None:
         definition = request.definition
-        letters = string.ascii_letters + string.digits
-        if v2:
-            self.id, self.task = f"sb-{secrets.token_hex(16)}", f"ta-{secrets.token_hex(11)}V"
-        else:
-            self.id, self.task = (
-                "sb-" + "".join(secrets.choice(letters) for _ in range(22)),
-                f"ta-{secrets.token_hex(11)}",
-            )
+        self.id, self.task = f"sb-{secrets.token_hex(16)}", f"ta-{secrets.token_hex(11)}V"
         self.app, self.name, self.workdir = request.app_id, definition.name, definition.workdir
         self.tags = {tag.tag_name: tag.tag_value for tag in request.tags}
         self.timeout, self.idle_timeout = definition.timeout_secs, definition.idle_timeout_secs

@@ -22,11 +22,6 @@ from .sandboxes import Box
 from .volumes import Mount, Volume
 
 Result = api_pb2.GenericResult
-# The GPUs of modal.com/docs/guide/gpu and their older names. Modal's own message for other names is unknown.
-GPUS = {
-    *("", "ANY", "T4", "L4", "A10", "A10G", "A100", "A100-40GB", "A100-80GB", "L40S", "RTX-PRO-6000"),
-    *("H100", "H100!", "H200", "B200", "B200+"),
-}
 REGIONS = ("us", "eu", "ap", "uk", "ca", "me", "sa", "af", "mx")  # each alone, or followed by a hyphen and more
 
 
@@ -138,22 +133,19 @@ class Standin:
         volume = self.volumes[number] = Volume(number, name, version, self.root / "volumes" / number)
         return volume
 
-    async def create(self, request: Any, v2: bool) -> Box:
+    async def create(self, request: Any) -> Box:
         limit = self.options["max_sandboxes"]
         if limit is not None and len(self.boxes) >= limit:
             raise GRPCError(Status.RESOURCE_EXHAUSTED, f"Workspace limit of {limit} concurrent sandboxes reached.")
         if request.definition.image_id not in self.images:
             raise GRPCError(Status.NOT_FOUND, f"Image {request.definition.image_id} not found")
-        kind = request.definition.resources.gpu_config.gpu_type
-        if kind not in GPUS:
-            raise GRPCError(Status.INVALID_ARGUMENT, f"Unknown GPU type {kind!r}")
         for region in request.definition.scheduler_placement.regions:
             if region.partition("-")[0] not in REGIONS:
                 raise GRPCError(Status.INVALID_ARGUMENT, f"Unknown region {region!r}")
         name = request.definition.name
         if name and any(box.name == name and box.app == request.app_id for box in self.boxes.values()):
             raise GRPCError(Status.ALREADY_EXISTS, f"Sandbox with name {name} already exists")
-        box = Box(request, self.root / "sandboxes" / secrets.token_hex(6), v2)
+        box = Box(request, self.root / "sandboxes" / secrets.token_hex(6))
         box.folder.mkdir(parents=True)
         if base := self.images[request.definition.image_id]["root"]:
             await asyncio.to_thread(shutil.copytree, base, box.folder / "root", symlinks=True)
