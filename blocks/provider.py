@@ -23,6 +23,7 @@ from . import git as repository
 from .host_files.files import HostFiles, read_host_files
 from .host_files.mounts import overlaps
 from .problems import describe_problems
+from .registry import PROVIDERS
 from .sandbox_volume import SandboxVolume
 from .settings import SandboxSettings, SetupSettings
 from .volume import VolumeStore
@@ -194,9 +195,7 @@ class SandboxProvider(SandboxSettings, ABC):
         """
         if not options:
             return self
-        settings: type[SandboxSettings] = next(
-            base for base in type(self).__mro__ if issubclass(base, SandboxSettings) and not issubclass(base, ABC)
-        )
+        settings = PROVIDERS[self.provider_name].load_settings()
         known = settings.list_run_settings()
         for name in options:
             if name not in settings.model_fields:
@@ -222,7 +221,8 @@ class SandboxProvider(SandboxSettings, ABC):
     def with_expectations(self, *, sandboxes: int, keeps_failed: bool) -> Self:
         """Return a copy that will open about this many sandboxes, and may keep those of failed executions."""
         provider = self.model_copy()
-        provider._expected_sandboxes, provider._keeps_failed = sandboxes, keeps_failed
+        provider._expected_sandboxes = sandboxes
+        provider._keeps_failed = keeps_failed
         return provider
 
     def with_files(self, python_path: Sequence[str] | None = None, mounts: Mapping[str, Any] | None = None) -> Self:
@@ -248,8 +248,10 @@ class SandboxProvider(SandboxSettings, ABC):
 
     async def compute_files_digest(self) -> str | None:
         """Return a hash of the host's files in this provider's sandboxes, or None without files."""
-        found = await asyncio.to_thread(self._files.build_fingerprint)
-        return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest() if found else None
+        fingerprint = await asyncio.to_thread(self._files.build_fingerprint)
+        if not fingerprint:
+            return None
+        return hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()
 
     def with_files_of(self, other: "SandboxProvider") -> Self:
         """Return a copy with the host's files of another provider of the same class."""
@@ -264,16 +266,16 @@ class SandboxProvider(SandboxSettings, ABC):
 
     def labels(self, run: str, server: str = "") -> dict[str, str]:
         """Return the labels for a sandbox that this process opens now. In a script, `run` and `server` are empty."""
-        now, process = int(time.time()), read_own_identity()
-        return {
+        now = int(time.time())
+        labels = {
             **MANAGED_LABELS,
             "rlm-batch-run": run,
-            **({"rlm-batch-server": server} if server else {}),
             "rlm-batch-host": socket.gethostname(),
-            **({"rlm-batch-process": process} if process else {}),
             "rlm-batch-began": str(now),
             "rlm-batch-expires": str(now + self.lifetime),
         }
+        optional = {"rlm-batch-server": server, "rlm-batch-process": read_own_identity()}
+        return labels | {name: value for name, value in optional.items() if value}
 
     def interpreter(
         self,
@@ -322,6 +324,7 @@ class SandboxProvider(SandboxSettings, ABC):
         schema = super().model_json_schema(*arguments, **options)
         common = [name for name in SandboxSettings.model_fields if name not in cls.account_settings]
         fields = schema["properties"]
-        order = (cls.account_settings, [name for name in fields if name not in common], common)
-        schema["properties"] = {name: fields[name] for names in order for name in names if name in fields}
+        own = [name for name in fields if name not in common]
+        order = [*cls.account_settings, *own, *common]  # A dict keeps a repeated name at its first place.
+        schema["properties"] = {name: fields[name] for name in order if name in fields}
         return schema

@@ -74,8 +74,11 @@ class SandboxBlock(SandboxProvider, JobBlock, ABC):
 
     def get_account_setting(self, name: str) -> Any:
         """Return a setting of the account: that of this block, or else that of its credentials if it has some."""
-        own, credentials = super().get_account_setting(name), getattr(self, "credentials", None)
-        return own if own is not None or credentials is None else getattr(credentials, name)
+        value = super().get_account_setting(name)
+        credentials = getattr(self, "credentials", None)
+        if value is None and credentials is not None:
+            return getattr(credentials, name)
+        return value
 
     async def atrigger(self, *arguments: Any, **options: Any) -> SandboxRun:
         """Start the code as `trigger` does, in async code."""

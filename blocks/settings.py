@@ -164,7 +164,8 @@ class SandboxSettings(BaseModel):
     @classmethod
     def _check_environment(cls, environment: dict[str, SecretStr]) -> dict[str, SecretStr]:
         for name, value in environment.items():
-            if not name or "=" in name or "\0" in name + value.get_secret_value():
+            has_null = "\0" in name + value.get_secret_value()
+            if not name or "=" in name or has_null:
                 raise ValueError(
                     f"{name!r} is not the name of an environment variable, or its value has a null character"
                 )

@@ -89,14 +89,17 @@ def check_path(path: Path, below: Path | None = None) -> Path:
     """
     real = resolve_links(path) if is_deployment_run() else path
     roots = [os.path.expanduser(root) for root in os.environ.get(ALLOWED_PATHS, "").split(os.pathsep)]
-    roots = [os.path.realpath(root) for root in (*roots, *([] if below is None else [below])) if os.path.isabs(root)]
+    if below is not None:
+        roots.append(str(below))
+    real_roots = [os.path.realpath(root) for root in roots if os.path.isabs(root)]
     _require(
-        real is not None and any(real.is_relative_to(root) for root in roots),
+        real is not None and any(real.is_relative_to(root) for root in real_roots),
         f"this worker does not let deployments use {path}: set {ALLOWED_PATHS} in the worker's environment to a "
         f"directory above it, after links are followed (separated by {os.pathsep!r})",
     )
     assert real is not None
-    if (link := find_link_on_volume(path)) is not None:
+    link = find_link_on_volume(path)
+    if link is not None:
         raise ConfigurationError(
             f"{link} is a link on a volume, which sandboxed code could have created: name the file that you mean"
         )
@@ -106,20 +109,27 @@ def check_path(path: Path, below: Path | None = None) -> Path:
 def find_link_on_volume(path: Path) -> Path | None:
     """Return the first link below the directory of volumes over which a path leads, or None."""
     volumes = Path(os.path.realpath(resolve_data_dir("volumes", "RLM_BATCH_VOLUMES")))
-    at, parts, links = Path("/"), [*reversed(path.absolute().parts[1:])], 0
-    while parts and links < MAX_LINKS:
-        part = parts.pop()
-        place = at.parent if part == ".." else at / part
-        if part == ".." or not os.path.islink(place):
-            at = place
+    directory = Path("/")
+    remaining = list(path.absolute().parts[1:])  # the names that are not walked yet
+    links = 0
+    while remaining and links < MAX_LINKS:
+        name = remaining.pop(0)
+        if name == "..":
+            directory = directory.parent
             continue
-        if at != volumes and at.is_relative_to(volumes):
+        place = directory / name
+        if not os.path.islink(place):
+            directory = place
+            continue
+        if directory != volumes and directory.is_relative_to(volumes):
             return place
-        target = Path(os.readlink(place))
-        if target.is_absolute():
-            at = Path("/")
-        parts += [part for part in reversed(target.parts) if part != "/"]
         links += 1
+        target = Path(os.readlink(place))
+        names = target.parts
+        if target.is_absolute():
+            directory = Path("/")
+            names = names[1:]
+        remaining = [*names, *remaining]
     return None
 
 
@@ -133,11 +143,12 @@ def check_writable_directory(path: Path) -> None:
     from prefect.settings import PREFECT_HOME  # A deployment's run has imported Prefect.
 
     home = Path(os.path.expanduser("~"))
-    own = {sys.prefix, *sys.path, str(PREFECT_HOME.value()), resolve_data_dir("results", "RLM_BATCH_RESULTS")}
-    closed = [Path(os.path.realpath(place)) for place in own if os.path.isabs(place)]
-    is_own = any(path.is_relative_to(place) or place.is_relative_to(path) for place in closed)
+    results = resolve_data_dir("results", "RLM_BATCH_RESULTS")
+    own = [place for place in (sys.prefix, *sys.path, PREFECT_HOME.value(), results) if os.path.isabs(place)]
+    real_own = [Path(os.path.realpath(place)) for place in own]
+    overlaps_own = any(path.is_relative_to(place) or place.is_relative_to(path) for place in real_own)
     _require(
-        not is_own and not home.is_relative_to(path),
+        not overlaps_own and not home.is_relative_to(path),
         f"deployments may not have a volume in {path}, which has the worker's own files: use another directory",
     )
 

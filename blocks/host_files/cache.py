@@ -22,8 +22,7 @@ from ..subprocess_runner import run_command
 from ..worker_consent import check_repository
 from .python_path import PythonPath
 
-# The directories of the cache, and how deep their folders are.
-CACHE_ROOMS = {"packages": 1, "bin": 1, "python-path": 1, "repositories": 2, "repository-archives": 2}
+CACHE_FOLDERS = ("packages/*", "bin/*", "python-path/*", "repositories/*/*", "repository-archives/*/*")
 FOLDER_NAME = re.compile("[0-9a-f]{24,64}")  # a digest, or a commit
 FETCH_TIMEOUT_SECONDS = 600.0  # seconds, enough for a repository of some gigabytes
 
@@ -42,7 +41,7 @@ async def check_out_repository(url: str, commit: str, token: SecretStr | None) -
     """Return a cached clone of the repository with that commit checked out. Raises ConfigurationError."""
     check_repository(url)
 
-    async def fetch(folder: Path) -> None:
+    async def clone(folder: Path) -> None:
         run_here = partial(run_git, "-C", str(folder))
         run_fetch = partial(run_here, "fetch", "--quiet", token=token, timeout=FETCH_TIMEOUT_SECONDS)
         await run_here("init", "--quiet")
@@ -56,7 +55,7 @@ async def check_out_repository(url: str, commit: str, token: SecretStr | None) -
         (folder / ".git" / "FETCH_HEAD").unlink(missing_ok=True)  # The file has the URL, which may contain secrets.
 
     name = hashlib.sha256(url.encode()).hexdigest()[:24]
-    return await make_once(resolve_cache_root() / "repositories" / name / commit, fetch)
+    return await make_once(resolve_cache_root() / "repositories" / name / commit, clone)
 
 
 async def keep_modules(modules: PythonPath) -> str:
@@ -70,9 +69,9 @@ async def keep_modules(modules: PythonPath) -> str:
 
 
 async def make_once(folder: Path, make: Callable[[Path], Awaitable[None]]) -> Path:
-    """Return `folder`. The first caller on this machine fills it with `make`; other callers wait for its lock.
+    """Return `folder`, which `make` fills for the first caller on this machine.
 
-    Until this process ends, `list_cached_folders` finds the folder in use.
+    Other callers wait for the first. `rlm-batch prune` keeps the folder until this process ends.
     """
     try:
         while not (folder.is_dir() and _mark_used(folder)):
@@ -117,12 +116,9 @@ def _mark_used(folder: Path) -> bool:
 
 
 def list_cached_folders() -> Iterator[tuple[Path, float]]:
-    """Yield the complete folders of the cache, also those in use, and when a run last began to use each one.
-
-    The times are in epoch seconds. Links are left out.
-    """
-    for room, depth in CACHE_ROOMS.items():
-        for path in sorted((resolve_cache_root() / room).glob("/".join(["*"] * depth))):
+    """Yield the complete folders of the cache, and when a run last began to use each one, in epoch seconds."""
+    for pattern in CACHE_FOLDERS:
+        for path in sorted(resolve_cache_root().glob(pattern)):
             with suppress(OSError):
                 state = path.lstat()
                 if stat.S_ISDIR(state.st_mode) and FOLDER_NAME.fullmatch(path.name):

@@ -28,9 +28,12 @@ class HostFiles:
 
     def build_fingerprint(self) -> dict[str, Any]:
         """Return digests of the files, as JSON, because a result depends on the files."""
-        modules = {} if self.python_path is None else {"python_path": self.python_path.digest}
-        mounts = {mount.target: mount.digest for mount in self.mounts}
-        return {**modules, **({"mounts": mounts} if mounts else {})}
+        digests: dict[str, Any] = {}
+        if self.python_path is not None:
+            digests["python_path"] = self.python_path.digest
+        if self.mounts:
+            digests["mounts"] = {mount.target: mount.digest for mount in self.mounts}
+        return digests
 
     def list_uploaded_directories(self) -> list[str]:
         """Return the directories that code imports from, in a sandbox with the unpacked archive."""
@@ -56,8 +59,9 @@ def read_host_files(
         ConfigurationError: A file is missing, not allowed, too large, or cannot be read.
     """
     modules = read_python_path(python_path) if python_path else None
-    files = HostFiles(modules, read_mounts(mounts, is_uploaded=not is_bound) if mounts is not None else ())
-    has_uploads = modules is not None or any(mount.files is not None for mount in files.mounts)
+    host_mounts = read_mounts(mounts or {}, is_uploaded=not is_bound)
+    files = HostFiles(modules, host_mounts)
+    has_uploads = modules is not None or any(mount.files is not None for mount in host_mounts)
     return replace(files, archive=_build_archive(files)) if is_uploaded and has_uploads else files
 
 
@@ -67,13 +71,17 @@ def _build_archive(files: HostFiles) -> bytes:
 
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
-        for directory in files.list_uploaded_directories():
-            file.writestr(f"{directory[1:]}/", b"")
-        for path, data in ({} if files.python_path is None else files.python_path.files).items():
-            file.writestr(f"{UPLOADED_PYTHON_PATH[1:]}/{path}", data)
+        if files.python_path is not None:
+            for directory in files.list_uploaded_directories():
+                file.writestr(f"{directory[1:]}/", b"")
+            for path, data in files.python_path.files.items():
+                file.writestr(f"{UPLOADED_PYTHON_PATH[1:]}/{path}", data)
         for mount in files.mounts:
-            if mount.files is not None and mount.is_directory:
+            if mount.files is None:
+                continue
+            if mount.is_directory:
                 file.writestr(f"{mount.target[1:]}/", b"")
-            for path, data in (mount.files or {}).items():  # The path of a mounted file is empty.
-                file.writestr(f"{mount.target[1:]}/{path}" if path else mount.target[1:], data)
+            for path, data in mount.files.items():
+                name = f"{mount.target}/{path}" if path else mount.target  # The path of a mounted file is empty.
+                file.writestr(name[1:], data)
     return archive.getvalue()

@@ -10,7 +10,7 @@ import os
 import stat
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -35,7 +35,7 @@ class HostMount:
         device: The device number when the source was read.
         inode: The inode number when the source was read.
         digest: A hash of the content, or of names, sizes and times if nothing is uploaded.
-        other_file_system: A directory in the source that is on another file system, or an empty string.
+        other_file_system: The first directory in the source that is on another file system, empty if there is none.
         files: Bytes to upload by path below the source, with a slash after a directory's path; None without upload.
     """
 
@@ -88,12 +88,14 @@ def overlaps(path: str, other: str) -> bool:
 
 
 def resolve_volume_mount(path: str, reserved: Iterable[str], not_above: Iterable[str] = ()) -> str:
-    """Return a volume's path in a sandbox. Raises ConfigurationError if it overlaps a directory of `reserved`.
+    """Return the normalized `volume_mount_path`.
 
-    It may also not be, or contain, a directory of `not_above`.
+    Raises:
+        ConfigurationError: The volume would overlap a directory of `reserved`, or contain one of `not_above`.
     """
     mount = os.path.normpath("/" + path.lstrip("/"))
-    if any(overlaps(mount, other) for other in reserved) or any(Path(own).is_relative_to(mount) for own in not_above):
+    overlaps_reserved = any(overlaps(mount, other) for other in reserved)
+    if overlaps_reserved or any(Path(own).is_relative_to(mount) for own in not_above):
         raise ConfigurationError(
             f"`volume_mount_path` is {path!r}, which a sandbox needs itself: use another path, such as /data"
         )
@@ -110,65 +112,75 @@ def read_mounts(mounts: Mapping[str, Any], *, is_uploaded: bool) -> tuple[HostMo
     """
     budget = ReadBudget("mounts") if is_uploaded else None
     located = locate_mounts(mounts)
-    found: list[HostMount] = []
+    host_mounts: list[HostMount] = []
     for text, (target, source) in zip(mounts.values(), located.items(), strict=True):
         try:
             with open_source(source) as fd:
-                found.append(_read_mount(target, source, os.path.abspath(os.path.expanduser(text)), fd, budget))
+                path = os.path.abspath(os.path.expanduser(text))
+                host_mounts.append(_read_mount(target, source, path, fd, budget))
         except OSError as error:
             raise ConfigurationError(f"mounts: {source} cannot be read: {error.strerror or error}") from None
-    return tuple(found)
+    return tuple(host_mounts)
 
 
 def _read_mount(target: str, source: Path, text: str, fd: int, budget: ReadBudget | None) -> HostMount:
+    """Read an open file or directory. `text` is the path as the user wrote it."""
     status = os.fstat(fd)
     is_directory = stat.S_ISDIR(status.st_mode)
     listing = hashlib.sha256(os.fsencode(text))  # Two directories may have equal sizes and times.
-    directories: list[str] = []
+    uploads: dict[str, bytes] = {}
     other_file_system = ""
-    for path, item, at in _list_entries(fd) if is_directory else [("", status, fd)]:
-        what: object = f"{item.st_size} {item.st_mtime_ns}"
-        if stat.S_ISDIR(item.st_mode):
-            what = "directory"
-            directories.append(f"{path}/")
-            other_file_system = other_file_system or (path if item.st_dev != status.st_dev else "")
-        elif stat.S_ISLNK(item.st_mode):
-            if budget is not None:
-                raise ConfigurationError(
-                    f"mounts: {source / path} is a symbolic link, which cannot be uploaded: name its "
-                    "target, or a copy without links (cp -rL)"
-                )
-            what = os.readlink(os.path.basename(path), dir_fd=at)
-        elif not stat.S_ISREG(item.st_mode):
+    for path, entry, parent in _list_entries(fd) if is_directory else [("", status, fd)]:
+        if stat.S_ISDIR(entry.st_mode):
+            content = "directory"
+            uploads[f"{path}/"] = b""
+            if entry.st_dev != status.st_dev and not other_file_system:
+                other_file_system = path
+        elif stat.S_ISREG(entry.st_mode):
+            content = f"{entry.st_size} {entry.st_mtime_ns}"
+        elif not stat.S_ISLNK(entry.st_mode):
             raise ConfigurationError(f"mounts: {source / path} {OPEN_TO_HOST}")
-        listing.update(os.fsencode(f"{path}\0{what}\0"))
-    digest, files = listing.hexdigest(), None
-    if budget is not None:
-        files = dict.fromkeys(directories, b"")
-        if is_directory:
-            files |= budget.read_files(fd, source)
+        elif budget is not None:
+            raise ConfigurationError(
+                f"mounts: {source / path} is a symbolic link, which cannot be uploaded: name its "
+                "target, or a copy without links (cp -rL)"
+            )
         else:
-            budget.spend(source, status.st_size)
-            with open(fd, "rb", closefd=False) as file:
-                files[""] = file.read(MAX_BYTES + 1)
-        contents = hashlib.sha256()
-        for path, data in sorted(files.items()):
-            contents.update(f"{path}\0{hashlib.sha256(data).hexdigest()}\0".encode())
-        digest = contents.hexdigest()
-    return HostMount(target, source, is_directory, status.st_dev, status.st_ino, digest, other_file_system, files)
+            content = os.readlink(os.path.basename(path), dir_fd=parent)
+        listing.update(os.fsencode(f"{path}\0{content}\0"))
+    mount = HostMount(
+        target, source, is_directory, status.st_dev, status.st_ino, listing.hexdigest(), other_file_system
+    )
+    if budget is None:
+        return mount
+    if is_directory:
+        uploads |= budget.read_files(fd, source)
+    else:
+        budget.spend(source, status.st_size)
+        with open(fd, "rb", closefd=False) as file:
+            uploads[""] = file.read(MAX_BYTES + 1)
+    return replace(mount, digest=_digest_contents(uploads), files=uploads)
+
+
+def _digest_contents(files: dict[str, bytes]) -> str:
+    digest = hashlib.sha256()
+    for path, data in sorted(files.items()):
+        digest.update(f"{path}\0{hashlib.sha256(data).hexdigest()}\0".encode())
+    return digest.hexdigest()
 
 
 def _list_entries(directory: int) -> Iterator[tuple[str, os.stat_result, int]]:
     """Yield all entries below an open directory in a fixed order: path, status, and the parent's descriptor."""
-    for folder, folders, names, at in os.fwalk(".", dir_fd=directory, onerror=raise_error):
-        folders.sort()
-        for name in sorted((*folders, *names)):
-            yield os.path.normpath(f"{folder}/{name}"), os.stat(name, dir_fd=at, follow_symlinks=False), at
+    for folder, subfolders, names, parent in os.fwalk(".", dir_fd=directory, onerror=raise_error):
+        subfolders.sort()
+        for name in sorted((*subfolders, *names)):
+            yield os.path.normpath(f"{folder}/{name}"), os.stat(name, dir_fd=parent, follow_symlinks=False), parent
 
 
-def _check_target(text: object) -> str:
+def _check_target(text: Any) -> str:
     """Return the normalized path in a sandbox. Raises ConfigurationError if it is invalid or reserved."""
-    if not isinstance(text, str) or not text.startswith("/") or ".." in text.split("/") or not text.isprintable():
+    is_path = isinstance(text, str) and text.startswith("/") and text.isprintable()
+    if not is_path or ".." in text.split("/"):
         raise ConfigurationError(f"mounts: {text!r} is not an absolute path in a sandbox: use one such as /data/set")
     target = os.path.normpath("/" + text.lstrip("/"))
     if any(overlaps(target, other) for other in RESERVED):

@@ -29,8 +29,8 @@ class PythonPath:
     @cached_property
     def digest(self) -> str:
         """Return a hash of the number of directories, and of the paths and bytes of all files."""
-        found = {path: hashlib.sha256(data).hexdigest() for path, data in sorted(self.files.items())}
-        return hashlib.sha256(json.dumps([self.count, found]).encode()).hexdigest()
+        digests = {path: hashlib.sha256(data).hexdigest() for path, data in sorted(self.files.items())}
+        return hashlib.sha256(json.dumps([self.count, digests]).encode()).hexdigest()
 
     def list_directories(self, root: str) -> list[str]:
         """Return the directories in import order, for files that are written below `root`."""

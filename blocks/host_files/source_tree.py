@@ -61,7 +61,8 @@ class ReadBudget:
 
     def __init__(self, parameter: str) -> None:
         self._parameter = parameter
-        self._files, self._bytes = MAX_FILES, MAX_BYTES
+        self._files = MAX_FILES
+        self._bytes = MAX_BYTES
 
     def spend(self, source: Path, size: int) -> None:
         """Count a file. Raises ConfigurationError if the files exceed the limits."""
@@ -74,24 +75,32 @@ class ReadBudget:
             )
 
     def read_files(self, directory: int, source: Path, left_out: tuple[str, ...] = ()) -> dict[str, bytes]:
-        """Return the regular files below an open directory by path, without names that match a pattern of `left_out`.
+        """Return the regular files below an open directory by path.
 
-        Links, pipes and devices are skipped. Raises ConfigurationError, OSError.
+        Args:
+            directory: Descriptor of the directory.
+            source: The path of the directory, for messages.
+            left_out: Patterns for names of files and directories to skip.
+
+        Raises:
+            ConfigurationError: The files exceed the limits.
+            OSError: A file or a directory cannot be read.
         """
         files: dict[str, bytes] = {}
-        for folder, folders, names, at in os.fwalk(".", dir_fd=directory, onerror=raise_error):
-            folders[:], names = (
-                sorted(name for name in listed if not any(fnmatchcase(name, pattern) for pattern in left_out))
-                for listed in (folders, names)
-            )
-            for name in names:
-                path, status = os.path.normpath(f"{folder}/{name}"), os.stat(name, dir_fd=at, follow_symlinks=False)
-                if not stat.S_ISREG(status.st_mode):
-                    continue
-                self.spend(source, status.st_size)
-                with open(os.open(name, OPEN_FLAGS, dir_fd=at), "rb") as file:
-                    files[path] = file.read(MAX_BYTES + 1)
+        for folder, subfolders, names, fd in os.fwalk(".", dir_fd=directory, onerror=raise_error):
+            subfolders[:] = _sort_without(subfolders, left_out)  # `fwalk` enters only these.
+            for name in _sort_without(names, left_out):
+                status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                if stat.S_ISREG(status.st_mode):
+                    self.spend(source, status.st_size)
+                    with open(os.open(name, OPEN_FLAGS, dir_fd=fd), "rb") as file:
+                        files[os.path.normpath(f"{folder}/{name}")] = file.read(MAX_BYTES + 1)
         return files
+
+
+def _sort_without(names: list[str], left_out: tuple[str, ...]) -> list[str]:
+    """Return the sorted names that match no pattern of `left_out`."""
+    return sorted(name for name in names if not any(fnmatchcase(name, pattern) for pattern in left_out))
 
 
 def raise_error(error: OSError) -> NoReturn:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ...sandbox.errors import ConfigurationError
@@ -27,6 +27,8 @@ SCHEME_PATTERN = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
 MALFORMED = re.compile(
     rf"({'|'.join((*OBJECT_STORE_SCHEMES, *LOCAL_SCHEMES, 'sftp', 'ssh', 'smb', 'block'))}):|.*::.*://", re.IGNORECASE
 )
+MAX_ERROR_CHARACTERS = 300
+MIN_SECRET_CHARACTERS = 4  # A shorter text would hide parts of ordinary words.
 PUBLIC_SETTINGS = ("endpoint_url", "region_name", "host", "hostname", "username")  # Errors may show these.
 
 
@@ -113,8 +115,12 @@ class Location:
             entries = self._call(self.file_system.ls, self.path, detail=True)
         except FileNotFoundError:
             return {}
-        sizes = {item["name"].rpartition("/")[2]: item["size"] for item in entries if item["type"] == "file"}
-        return {name: size for name, size in sorted(sizes.items()) if fnmatch.fnmatch(name, pattern)}
+        sizes: dict[str, int] = {}
+        for entry in entries:
+            name = PurePosixPath(entry["name"]).name
+            if entry["type"] == "file" and fnmatch.fnmatch(name, pattern):
+                sizes[name] = entry["size"]
+        return dict(sorted(sizes.items()))
 
     def _call(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         """Call the function and return its result. Turn any error into an OSError with one line and no secrets."""
@@ -216,15 +222,17 @@ def list_names(directory: PathOrLocation, pattern: str) -> list[str]:
 
 
 def collect_secrets(settings: Any, name: str = "") -> Iterator[str]:
-    """Yield every text in a block's settings that errors must not show. The settings do not mark which are secret."""
+    """Yield every text in a storage block's settings, or in the value of the setting `name`, that may be a secret."""
     if isinstance(settings, dict):
         for key, value in settings.items():
             yield from collect_secrets(value, str(key))
     elif isinstance(settings, (list, tuple)):
         for value in settings:
             yield from collect_secrets(value, name)
-    elif isinstance(settings, (str, bytes)) and name not in PUBLIC_SETTINGS and len(settings) > 3:
-        yield settings if isinstance(settings, str) else settings.decode("utf-8", "replace")
+    elif isinstance(settings, bytes):
+        yield from collect_secrets(settings.decode("utf-8", "replace"), name)
+    elif isinstance(settings, str) and name not in PUBLIC_SETTINGS and len(settings) >= MIN_SECRET_CHARACTERS:
+        yield settings
 
 
 def describe_error(error: BaseException, secrets: tuple[str, ...]) -> str:
@@ -233,11 +241,14 @@ def describe_error(error: BaseException, secrets: tuple[str, ...]) -> str:
     The traceback is dropped, because some frames of fsspec refer to the error and keep all their callers alive.
     """
     error.__traceback__ = None
-    text = (error.strerror if isinstance(error, OSError) else None) or str(error)
-    text = next((line.strip() for line in text.splitlines() if line.strip()), "") or type(error).__name__
+    text = str(error)
+    if isinstance(error, OSError) and error.strerror:
+        text = error.strerror
+    lines = text.strip().splitlines() or [type(error).__name__]
+    line = lines[0].strip()
     for secret in secrets:
-        text = text.replace(secret, "***")
-    return text[:300].rstrip(". ")
+        line = line.replace(secret, "***")
+    return line[:MAX_ERROR_CHARACTERS].rstrip(". ")
 
 
 def parse_scheme(text: str) -> str | None:
@@ -254,7 +265,8 @@ def parse_scheme(text: str) -> str | None:
                 f"drops slashes, or ./{text} for a file of that name"
             )
         return None
-    if "@" in (authority := urllib.parse.urlsplit(text).netloc) and ":" in authority.rpartition("@")[0]:
+    user, at, _ = urllib.parse.urlsplit(text).netloc.rpartition("@")
+    if at and ":" in user:
         raise ConfigurationError(
             f"a location of {match[1]}:// contains a password, which logs would show: save it as a block "
             "(remote-file-system), and give block://remote-file-system/NAME"
@@ -275,17 +287,20 @@ def locate_local(text: str, name: str) -> Path:
     """
     if is_remote(text):
         raise ConfigurationError(f"{name} is {text}, and must be a directory of this machine")
-    path = text if parse_scheme(text) is None else text.partition("://")[2]
-    if path is not text and not path.startswith("/"):
-        raise ConfigurationError(f"{text} is not an absolute path: use three slashes, as in file:///data/results")
+    path = text
+    if parse_scheme(text) is not None:
+        _, _, path = text.partition("://")
+        if not path.startswith("/"):
+            raise ConfigurationError(f"{text} is not an absolute path: use three slashes, as in file:///data/results")
     return Path(path).expanduser().absolute()
 
 
 def get_data_dir() -> Path:
     """Return rlm-batch's directory in the user's data directory."""
-    data = os.environ.get("XDG_DATA_HOME")
-    base = Path(data) if data and os.path.isabs(data) else Path.home() / ".local" / "share"
-    return base / "rlm-batch"
+    data = os.environ.get("XDG_DATA_HOME", "")
+    if os.path.isabs(data):
+        return Path(data, "rlm-batch")
+    return Path.home() / ".local" / "share" / "rlm-batch"
 
 
 def resolve_data_dir(room: str, variable: str) -> Path:
