@@ -1,7 +1,7 @@
-"""Values of cells: texts of CSV files and words of the command line.
+"""Values of texts: cells of CSV files, and words of the command line.
 
-`read_word` reads a text that stands alone. In a CSV file all cells of a column have one type: the first
-type in the order of `READERS` that fits all of them. `read_cell` reads a cell with its column's type.
+All cells of a CSV column have one type: the first one in the order of `READERS` that fits all of them. `read_cell`
+reads a cell with the type of its column, and `read_word` reads a single word.
 """
 
 import re
@@ -17,7 +17,7 @@ ColumnType = Literal["int", "float", "bool", "json", "str"]
 WHOLE = re.compile("-?(?:0|[1-9][0-9]*)")
 DECIMAL = re.compile(r"[-+]?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 WHOLE_DIGITS = 18  # Longer whole numbers in a column are identifiers, such as card numbers.
-SURE_DIGITS = 15  # a float holds any whole number of so many digits
+SURE_DIGITS = 15  # A float holds any whole number of up to 15 digits.
 MOST_DIGITS = 800  # The exact decimal form of a float has at most 767 digits.
 BOOLEANS = {"true": True, "false": False}
 MISSING = frozenset(("", "NA", "N/A", "null", "None"))  # Columns of type int, float and bool read these as None.
@@ -41,8 +41,9 @@ def read_decimal(text: str) -> float:
     if DECIMAL.fullmatch(text) is None or (text[0] == "+" and text[1:].isdigit()):
         raise ValueError(f"{text!r} is not a decimal number")
     value = read_float(text)
-    if "." in text and len(text) <= 16 and "e" not in text and "E" not in text:
-        return value  # A float keeps any 15 digits.
+    has_exponent = "e" in text or "E" in text
+    if "." in text and len(text) <= SURE_DIGITS + 1 and not has_exponent:
+        return value
     digits = re.split("[eE]", text)[0].lstrip("+-").replace(".", "").strip("0")
     if len(digits) > MOST_DIGITS or (digits and Decimal(f"{value:.{len(digits) - 1}e}") != Decimal(text)):
         raise ValueError(f"{text!r} has more digits than a number can hold")
@@ -51,13 +52,13 @@ def read_decimal(text: str) -> float:
 
 def read_boolean(text: str) -> bool:
     """Return true or false, written in any case. Raises ValueError."""
-    if (value := BOOLEANS.get(text.lower())) is None:
+    if text.lower() not in BOOLEANS:
         raise ValueError(f"{text!r} is neither true nor false")
-    return value
+    return BOOLEANS[text.lower()]
 
 
 def read_word(text: str) -> Any:
-    """Return the value of a text that stands alone: on the command line, or in a column of the type json.
+    """Return the value of a single text: a word of the command line, or a cell in a column of the type json.
 
     A number is written as in JSON or Python, such as .5, 1., +1 and 1_000. `true` and `false` may have any case. `null`
     and `None` are None, and `nan` and `inf` are floats. Lists, objects and texts in double quotes are JSON. All else is
@@ -93,11 +94,13 @@ READERS: dict[ColumnType, Callable[[str], Any]] = {"int": read_whole, "float": r
 
 def list_fitting_types(text: str, candidates: list[ColumnType]) -> list[ColumnType]:
     """Return the candidates that fit a cell's text, or an empty list if the cell can only be text."""
-    if len(text) <= SURE_DIGITS and WHOLE.fullmatch(text):
-        return candidates if "bool" not in candidates else [kind for kind in candidates if kind != "bool"]
-    is_identifier = len(digits := text.removeprefix("-")) > WHOLE_DIGITS and digits.isdigit()
+    if len(text) <= SURE_DIGITS and WHOLE.fullmatch(text):  # This path is faster, and most cells take it.
+        return [kind for kind in candidates if kind != "bool"] if "bool" in candidates else candidates
+    digits = text.removeprefix("-")
+    if len(digits) > WHOLE_DIGITS and digits.isdigit():  # an identifier, such as a card number
+        return []
     fitting: list[ColumnType] = []
-    for kind in () if is_identifier else candidates:
+    for kind in candidates:
         with suppress(ValueError):
             READERS[kind](text)
             fitting.append(kind)
@@ -105,14 +108,23 @@ def list_fitting_types(text: str, candidates: list[ColumnType]) -> list[ColumnTy
 
 
 def read_cell(kind: ColumnType | None, cell: str) -> Any:
-    """Return the value of a cell in a column of type `kind`. Raises ValueError if the cell does not have that type."""
-    if kind in ("str", "json"):
-        return (read_word(cell) if kind == "json" else cell) if cell else None
+    """Return the value of a cell in a column of type `kind`. Raises ValueError if the cell does not have that type.
+
+    Without a type, all cells of the column are empty.
+    """
+    if not cell or kind is None:
+        return None
+    if kind == "str":
+        return cell
+    if kind == "json":
+        return read_word(cell)
     text = cell.strip()
-    if text in MISSING or kind is None:
+    if text in MISSING:
         return None
     if not text.isascii() or "_" in text:  # Python would read 1_000, and digits of other alphabets.
         raise ValueError(text)
-    if kind == "bool":
-        return bool(int(text)) if text in ("0", "1") else read_boolean(text)
-    return int(text) if kind == "int" else read_float(text)
+    if kind == "int":
+        return int(text)
+    if kind == "float":
+        return read_float(text)
+    return text == "1" if text in ("0", "1") else read_boolean(text)

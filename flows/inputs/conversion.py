@@ -125,31 +125,42 @@ def convert_parameters(parameters: dict[str, Any], contents: Mapping[str, Conten
     Raises ConfigurationError if JSON cannot hold a value, a directory is missing, a block must be saved first, code is
     the name of a file, or a function cannot be sent.
     """
-    converted: dict[str, Any] = {
-        name: str(value) if isinstance(value, PurePath) else value for name, value in parameters.items()
-    }
-    if not isinstance(provider := converted.get("provider", ""), str) and hasattr(provider, "provider_name"):
-        text, options = name_provider(provider, converted.get("provider_options"))
-        converted |= {"provider": text, **({} if options is None else {"provider_options": options})}
-    for name in ("language_model", "sub_model"):
-        if name in converted:
-            converted[name] = _name_model(converted[name])
-    if isinstance(models := converted.get("models"), Mapping):
-        converted["models"] = {name: _name_model(model) for name, model in models.items()}  # type: ignore[reportUnknownVariableType]
-    if isinstance(paths := converted.get("python_path"), (list, tuple)):
-        converted["python_path"] = [str(path) for path in locate_directories(paths)]
-    if isinstance(mounts := converted.get("mounts"), Mapping):
-        converted["mounts"] = {target: str(source) for target, source in locate_mounts(mounts).items()}
-    if isinstance(tools := converted.get("tools"), Mapping):
-        converted["tools"] = tools = name_tools(tools)  # type: ignore[reportUnknownArgumentType]
-    if (on_turn := converted.get("on_turn")) is not None:
-        converted["on_turn"] = name_function("on_turn", on_turn)
-    if isinstance(collect := converted.get("collect"), (list, tuple)):
-        converted["collect"] = check_patterns(collect)  # type: ignore[reportUnknownArgumentType]
+    converted: dict[str, Any] = {}
+    for name, value in parameters.items():
+        converted[name] = _convert_parameter(name, value)
+    provider: Any = converted.get("provider")
+    tools = converted.get("tools")
+    if hasattr(provider, "provider_name"):
+        converted["provider"], options = name_provider(provider, converted.get("provider_options"))
+        if options is not None:
+            converted["provider_options"] = options
     for name, content in contents.items():
         if name in converted:
             converted[name] = _convert_content(name, content, converted[name], tools or ())
     return converted
+
+
+def _convert_parameter(name: str, value: Any) -> Any:
+    """Return the text or JSON of a parameter whose name says how it is converted, and any other value unchanged."""
+    if isinstance(value, PurePath):
+        return str(value)
+    match name, value:
+        case "language_model" | "sub_model", _:
+            return _name_model(value)
+        case "models", Mapping():
+            return {key: _name_model(model) for key, model in value.items()}
+        case "python_path", list() | tuple():
+            return [str(path) for path in locate_directories(value)]
+        case "mounts", Mapping():
+            return {target: str(source) for target, source in locate_mounts(value).items()}
+        case "tools", Mapping():
+            return name_tools(value)
+        case "on_turn", value if value is not None:
+            return name_function("on_turn", value)
+        case "collect", list() | tuple():
+            return check_patterns(value)
+        case _:
+            return value
 
 
 def _name_model(model: Any) -> Any:
@@ -163,19 +174,11 @@ def _name_model(model: Any) -> Any:
 
 def _convert_content(name: str, content: Content, value: Any, tools: Collection[str]) -> Any:
     value = _list_items(value)
-    if content in (Content.ROWS, Content.ITEMS) and (rows := list_table_rows(name, value)) is not None:
-        value = rows
-    if content is Content.PREPARATION and callable(value):
-        raise ConfigurationError(
-            "`prepare` takes text, not a function, because executions see its global names: pass the lines as text"
-        )
     if content.is_code:
-        is_list = isinstance(value, list)
-        texts = [convert_code(item, tools) for item in (value if is_list else [value])]
-        for text in texts[:1] if content is Content.STEP else texts:  # A later `x.py` may be an attribute.
-            if isinstance(text, str):
-                check_code(text)
-        return texts if is_list else texts[0]
+        return _convert_code(content, value, tools)
+    if content in (Content.ROWS, Content.ITEMS):
+        rows = list_table_rows(name, value)
+        value = value if rows is None else rows
     if content is Content.SPACE:
         check_pairs(value)
     if value is None or isinstance(value, str):  # Text is the path of a file.
@@ -192,6 +195,21 @@ def _convert_content(name: str, content: Content, value: Any, tools: Collection[
     if content is Content.DATA_BY_ID and isinstance(value, dict):
         return normalize_chunk_ids(value)  # type: ignore[reportUnknownArgumentType]
     return value
+
+
+def _convert_code(content: Content, value: Any, tools: Collection[str]) -> Any:
+    """Return code, or a list of code, as text."""
+    if content is Content.PREPARATION and callable(value):
+        raise ConfigurationError(
+            "`prepare` takes text, not a function, because executions see its global names: pass the lines as text"
+        )
+    codes: list[Any] = value if isinstance(value, list) else [value]
+    texts = [convert_code(code, tools) for code in codes]
+    # `x.py` is the name of a file, but in a later step it may be an attribute.
+    for text in texts[:1] if content is Content.STEP else texts:
+        if isinstance(text, str):
+            check_code(text)
+    return texts if isinstance(value, list) else texts[0]
 
 
 def _convert_value(place: str, value: Any) -> Any:

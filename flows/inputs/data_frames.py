@@ -63,12 +63,12 @@ def list_arrow_rows(table: Any, name: object) -> list[dict[str, Any]]:
 
 
 def _check_polars_times(name: str, frame: Any) -> None:
-    """Raise ConfigurationError for a column of nanoseconds, which `to_dicts` would cut off."""
+    """Raise ConfigurationError for a column with times between microseconds, which `to_dicts` would cut off."""
     for column, kind in frame.schema.items():
-        text = str(kind)
-        if (text == "Time" or "Datetime(time_unit='ns'" in text) and (
-            kind.is_nested() or (frame[column].dt.nanosecond() % 1000 != 0).any()
-        ):
+        has_nanoseconds = str(kind) == "Time" or "Datetime(time_unit='ns'" in str(kind)
+        if not has_nanoseconds:
+            continue
+        if kind.is_nested() or (frame[column].dt.nanosecond() % 1000 != 0).any():
             raise _refuse_nanoseconds(name, column)
 
 
@@ -84,17 +84,19 @@ def _convert_cell(name: object, column: Any, cell: Any) -> Any:
     kind = type(cell)
     if cell is None or kind in (str, int, bool):
         return cell
-    if kind.__name__ in MISSING_TYPES or (not hasattr(kind, "__len__") and cell != cell):
+    is_nan = not hasattr(kind, "__len__") and cell != cell
+    if is_nan or kind.__name__ in MISSING_TYPES:
         return None
     if isinstance(cell, (datetime.date, datetime.time)):
         if getattr(cell, "nanosecond", 0):  # A Timestamp of pandas has this attribute.
             raise _refuse_nanoseconds(name, column)
         return cell.isoformat()
     if kind.__name__ in ("ndarray", "datetime64") and cell.dtype.kind in "MO":
-        short = cell if cell.dtype.kind == "O" else cell.astype("datetime64[us]")
-        if ((short != cell) & (cell == cell)).any():  # NaT differs from itself.
+        rounded = cell if cell.dtype.kind == "O" else cell.astype("datetime64[us]")
+        is_missing = cell != cell  # NaT differs from itself.
+        if ((rounded != cell) & ~is_missing).any():
             raise _refuse_nanoseconds(name, column)
-        return _convert_cell(name, column, short.tolist())
+        return _convert_cell(name, column, rounded.tolist())
     if isinstance(cell, (list, tuple)):
         return [_convert_cell(name, column, item) for item in cell]  # type: ignore[reportUnknownVariableType]
     if isinstance(cell, dict) and all(isinstance(key, str) for key in cell):  # type: ignore[reportUnknownVariableType]

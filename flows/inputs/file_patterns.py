@@ -25,7 +25,7 @@ MAX_FILE_BYTES = 256 * 1024 * 1024
 
 
 def is_pattern(text: str) -> bool:
-    """Return whether a text is a pattern: it has *, ? or [, and is not itself the path of a file."""
+    """Return True if a text is a pattern: it has *, ? or [, and is not itself the path of a file."""
     return glob.has_magic(text) and not is_remote(text) and not os.path.lexists(str(parse_location(text)))
 
 
@@ -47,9 +47,10 @@ class MatchedFiles:
         self._files: dict[str, Path] = {}
         matched, left_out = match_files(base, os.path.join(*parts[number:]))
         for name, real in matched.items():
-            if (length := real.stat().st_size) > MAX_FILE_BYTES:
+            size = real.stat().st_size
+            if size > MAX_FILE_BYTES:
                 raise ConfigurationError(
-                    f"{base / name} has {length >> 20:,} MiB, and a file of `inputs` at most "
+                    f"{base / name} has {size >> 20:,} MiB, and a file of `inputs` at most "
                     f"{MAX_FILE_BYTES >> 20}: pass the paths as variables, and their directory with "
                     f"`mounts`"
                 )
@@ -78,30 +79,38 @@ class MatchedFiles:
 
 
 def match_files(base: Path, pattern: str) -> tuple[dict[str, Path], list[str]]:
-    """Return the files below a directory that match a pattern, without links, and the names of links that lead out.
+    """Return the files below a directory that match a pattern, and the names of matching links that lead out of it.
 
-    The files are sorted by their names below the directory. A link to a file in the directory is another file, and
-    links to directories are not entered. Raises ConfigurationError if the run may not read a place.
+    Both have the names of paths below the directory, and are sorted by them. A link to a file in the directory counts
+    as a file of its own. Links to directories are not entered. Raises ConfigurationError if the run may not read a
+    file.
     """
     root = resolve_links(check_input_path(base)) or base
-    hidden = [part for part in PurePath(pattern).parts if part.startswith(".")]
+    hidden = [part for part in PurePath(pattern).parts if part.startswith(".")]  # Only these match hidden names.
     files: dict[str, Path] = {}
     left_out: list[str] = []
     # `Path.glob` takes `**` only as a whole part, and matches no files with it as the last one.
     parts = [part if part == "**" else re.sub("[*]{2,}", "*", part) for part in PurePath(pattern).parts]
-    for path in root.glob("/".join([*parts, "*"] if parts[-1] == "**" else parts)):
-        own = path.relative_to(root)
-        if any(part.startswith(".") and not any(fnmatchcase(part, item) for item in hidden) for part in own.parts):
-            continue
+    if parts[-1] == "**":
+        parts.append("*")
+    for path in root.glob("/".join(parts)):
+        name = path.relative_to(root)
+        unnamed = [part for part in name.parts if part.startswith(".") and not _matches_any(part, hidden)]
         real = resolve_links(path) or path
-        if not real.is_file():
+        if unnamed or not real.is_file():
             continue
-        if not real.is_relative_to(root) or (real != path and find_link_on_volume(path) is not None):
+        is_link = real != path
+        leads_out = not real.is_relative_to(root) or (is_link and find_link_on_volume(path) is not None)
+        if leads_out:
             check_input_path(real)
-            left_out.append(str(own))
-        elif real == path or resolve_links(path.parent) == path.parent:
-            files[str(own)] = real
+            left_out.append(str(name))
+        elif not is_link or resolve_links(path.parent) == path.parent:
+            files[str(name)] = real
     return dict(sorted(files.items())), sorted(left_out)
+
+
+def _matches_any(name: str, patterns: list[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def refuse_pattern(text: str) -> None:

@@ -32,10 +32,10 @@ def import_pyarrow(purpose: str) -> Any:
 
 
 class ParquetTable:
-    """A file of Parquet, or all such files below a folder in the order of their paths, with the types that they name.
+    """The rows of a Parquet file, or of all Parquet files below a folder in the order of their paths.
 
-    Names that start with a dot or an underscore are no data, such as _metadata. A directory named `year=2026` adds the
-    column `year`. A column that a file lacks is null in its rows.
+    Files whose names start with a dot or an underscore are skipped, such as _metadata. A directory named `year=2026`
+    adds the column `year`. A column that a file lacks is null in its rows.
     """
 
     def __init__(self, path: PathOrLocation) -> None:
@@ -76,21 +76,33 @@ class ParquetTable:
             yield from list_arrow_rows(whole, self._path)
 
     def _read_tables(self, *, is_empty: bool = False) -> Iterator[Any]:
-        """Yield the files' rows in small tables with the columns of the directories, or one without rows per file."""
+        """Yield the files' rows in small tables with the columns of the directories.
+
+        With `is_empty`, yield one table without rows for each file.
+        """
         for open_one, partition in zip(self._files, self._partitions, strict=True):
-            with open_one() as stream, self._arrow.parquet.ParquetFile(stream) as opened:
-                # A file may hold many equal values in one byte.
-                metadata = opened.metadata
-                groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-                columns = [group.column(number) for group in groups for number in range(metadata.num_columns)]
-                size = sum(max(item.total_uncompressed_size, VALUE_BYTES * item.num_values) for item in columns)
-                check_expansion(self._path, size, stream.seek(0, 2))
-                batches = map(self._arrow.Table.from_batches, ([batch] for batch in opened.iter_batches(BATCH_ROWS)))
-                for table in [opened.schema_arrow.empty_table()] if is_empty else batches:
+            with open_one() as stream, self._arrow.parquet.ParquetFile(stream) as file:
+                check_expansion(self._path, _compute_unpacked_size(file.metadata), stream.seek(0, 2))
+                for table in [file.schema_arrow.empty_table()] if is_empty else self._read_batches(file):
                     for name, value in partition.items():
                         column = self._arrow.array([value] * table.num_rows, self._arrow.array([value]).type)
                         table = table.append_column(name, column)
                     yield table.replace_schema_metadata()
+
+    def _read_batches(self, file: Any) -> Iterator[Any]:
+        for batch in file.iter_batches(BATCH_ROWS):
+            yield self._arrow.Table.from_batches([batch])
+
+
+def _compute_unpacked_size(metadata: Any) -> int:
+    """Return the bytes of a file's values in memory. The file may have many equal values in one byte."""
+    size = 0
+    for group_number in range(metadata.num_row_groups):
+        group = metadata.row_group(group_number)
+        for column_number in range(metadata.num_columns):
+            column = group.column(column_number)
+            size += max(column.total_uncompressed_size, VALUE_BYTES * column.num_values)
+    return size
 
 
 def _list_files(folder: Path) -> dict[str, Path]:
@@ -112,12 +124,19 @@ def _read_partitions(names: list[str]) -> list[dict[str, Any]]:
     The texts of a column become integers if all of them are whole numbers.
     """
     partitions: list[dict[str, Any]] = []
+    columns: dict[str, list[str]] = {}  # the texts of each column
     for name in names:
-        pairs = (part.partition("=") for part in PurePosixPath(name).parts[:-1] if "=" in part)
-        partitions.append({unquote(key): None if text == NULL else unquote(text) for key, _, text in pairs})
-    for key in dict.fromkeys(key for partition in partitions for key in partition):
-        with_value = [partition for partition in partitions if partition.get(key) is not None]
-        if all(WHOLE.fullmatch(partition[key]) and len(partition[key]) <= WHOLE_DIGITS for partition in with_value):
-            for partition in with_value:
-                partition[key] = int(partition[key])
+        partition: dict[str, Any] = {}
+        for part in PurePosixPath(name).parts[:-1]:
+            column, equals, text = part.partition("=")
+            if equals:
+                partition[unquote(column)] = None if text == NULL else unquote(text)
+                if text != NULL:
+                    columns.setdefault(unquote(column), []).append(unquote(text))
+        partitions.append(partition)
+    for column, texts in columns.items():
+        if all(WHOLE.fullmatch(text) and len(text) <= WHOLE_DIGITS for text in texts):
+            for partition in partitions:
+                if partition.get(column) is not None:
+                    partition[column] = int(partition[column])
     return partitions

@@ -50,16 +50,20 @@ def spill_long_parameters(parameters: dict[str, Any], contents: Mapping[str, Con
             if problem is not None or len(value.encode()) > PARAMETER_LIMIT:
                 short[name] = f"@{spill_text(declare_utf8(value))}"
         elif content in LISTS and isinstance(value, (list, dict)):
-            items = value
-            if isinstance(value, dict):
-                items = [{"id": name, "data": data} for name, data in normalize_chunk_ids(value).items()]
-            data = "".join(json.dumps(item, separators=(",", ":")) + "\n" for item in items).encode("ascii")
+            data = _write_lines(value)
             if problem is not None or len(data) > PARAMETER_LIMIT:
                 path = _write_once(data, ".jsonl")
                 short[name] = f"@{path}" if content.is_code else path
         elif problem is not None:
             raise ConfigurationError(f"{name} has {problem}, or give it in inputs, points or data")
     return short
+
+
+def _write_lines(value: list[Any] | dict[Any, Any]) -> bytes:
+    """Return the items of a list, or data by id, as lines of JSON."""
+    if isinstance(value, dict):
+        value = [{"id": name, "data": data} for name, data in normalize_chunk_ids(value).items()]
+    return "".join(json.dumps(item, separators=(",", ":")) + "\n" for item in value).encode("ascii")
 
 
 def _find_unstorable(name: str, value: Any) -> str | None:

@@ -31,6 +31,7 @@ OTHER_DELIMITERS = (";", "\t", "|")
 UNPACKED_BYTES = 256 * 1024 * 1024
 UNPACKED_RATIO = 100
 PIECE_BYTES = 1024 * 1024
+ALL_TYPES = list(READERS)
 
 
 def split_suffix(path: PathOrLocation) -> tuple[str, str]:
@@ -42,16 +43,16 @@ def split_suffix(path: PathOrLocation) -> tuple[str, str]:
 class DataFile:
     """A file that can be opened several times, and is unpacked if its name says that it is compressed.
 
-    The file must not change between. A pipe or a file at a location is copied to a temporary file.
+    The file must not change after it was found. A pipe or a file at a location is copied to a temporary file.
     """
 
     def __init__(self, path: PathOrLocation) -> None:
-        """Find the file. Raises OSError, and ConfigurationError if its data is too large for its size."""
+        """Find the file. Raises OSError, and ConfigurationError if its data is too large for its compressed size."""
         self.path = path
         if isinstance(path, Path) and not path.is_fifo():
             self._source = pin_file(path)
         else:
-            self._copy = tempfile.TemporaryFile()  # noqa: SIM115  # without a name, so nothing is left of it
+            self._copy = tempfile.TemporaryFile()  # noqa: SIM115 - it is deleted with this object
             self._source = Path(f"/dev/fd/{self._copy.fileno()}")
             if isinstance(path, Location):
                 path.download(self._source)
@@ -138,7 +139,9 @@ class JsonValues:
 
         Raises OSError, and ConfigurationError for a wrong value.
         """
-        self._file, self.names, self.types = file, None, dict[str, ColumnType]()
+        self._file = file
+        self.names = None
+        self.types: dict[str, ColumnType] = {}
         self._items = self._read_array() if split_suffix(file.path)[0] == ".json" else None
         self._count = 0
         for value, where in self._read_values():
@@ -171,7 +174,8 @@ class JsonValues:
     def _read_values(self) -> Iterator[tuple[Any, str]]:
         """Yield each value with its place in the file, for messages. Raises ConfigurationError."""
         if self._items is not None:
-            yield from ((value, f"item {number} of {self._file.path}") for number, value in enumerate(self._items, 1))
+            for number, value in enumerate(self._items, 1):
+                yield value, f"item {number} of {self._file.path}"
             return
         for number, line in enumerate(self._file.read_lines(), 1):
             if line.strip():
@@ -191,27 +195,44 @@ class CsvTable:
     def __init__(self, file: DataFile, types: dict[str, ColumnType], default: ColumnType | None = None) -> None:
         """Check the whole file. Raises OSError, and ConfigurationError with the line for a wrong cell."""
         csv.field_size_limit(max(csv.field_size_limit(), CELL_CHARACTERS))
-        self._file, self._path, self._skips_blanks = file, file.path, False
-        header: list[str] = next(self._read_rows(), (1, []))[1]
+        self._file, self._path = file, file.path
+        self._skips_blanks = False
+        first_row = next(self._read_rows(), None)
+        header = [] if first_row is None else first_row[1]
         self._skips_blanks = any(name.startswith(" ") for name in header)  # The header is like "x, y".
         self.names = [name.strip() for name in header]
-        if len(self.names) == 1 and (mark := next((m for m in OTHER_DELIMITERS if m in self.names[0]), None)):
-            raise ConfigurationError(f"{self._path} has {mark!r} between its cells: save it with commas")
-        check_column_names(self.names, self._path)
-        self.types: dict[str, ColumnType] = {
-            name: kind for name in self.names if (kind := types.get(name) or default) is not None
-        }
-        fitting: dict[str, list[ColumnType]] = {}
-        all_kinds = list(READERS)
+        self._check_names()
+        self.types: dict[str, ColumnType] = {}
+        for name in self.names:
+            kind = types.get(name) or default
+            if kind is not None:
+                self.types[name] = kind
         self._count = 0
+        self._read_all()
+
+    def _check_names(self) -> None:
+        """Raise ConfigurationError for a file with other delimiters, and for wrong names of columns."""
+        if len(self.names) == 1:
+            for delimiter in OTHER_DELIMITERS:
+                if delimiter in self.names[0]:
+                    raise ConfigurationError(f"{self._path} has {delimiter!r} between its cells: save it with commas")
+        check_column_names(self.names, self._path)
+
+    def _read_all(self) -> None:
+        """Count the rows, check the cells of typed columns, and choose a type for each other column."""
+        fitting_types: dict[str, list[ColumnType]] = {}  # by column, after its first cell that is not empty
         for line, row in self._read_data():
             self._count += 1
             for name, cell in zip(self.names, row, strict=True):
                 if name in self.types:
                     self._check_cell(name, cell, line)
-                elif (kinds := fitting.get(name, all_kinds)) and (text := cell.strip()):  # Empty cells fit all types.
-                    fitting[name] = list_fitting_types(text, kinds)
-        self.types |= {name: kinds[0] if kinds else "str" for name, kinds in fitting.items()}
+                    continue
+                candidates = fitting_types.get(name, ALL_TYPES)
+                text = cell.strip()
+                if candidates and text:  # Empty cells fit all types.
+                    fitting_types[name] = list_fitting_types(text, candidates)
+        for name, candidates in fitting_types.items():
+            self.types[name] = candidates[0] if candidates else "str"
 
     def __len__(self) -> int:
         return self._count
