@@ -1,7 +1,7 @@
 """The public names of rlm-batch. The module of a name is imported when the name is first used.
 
-Prefect imports this package in each of its processes, for the types of our blocks. So no module of the package changes
-the environment, adds a log filter or reads a file when it is imported.
+Prefect imports this package in each of its processes, for the types of our blocks. So the import of a module changes no
+environment variable, adds no log filter and reads no file.
 """
 
 from functools import cache
@@ -81,7 +81,7 @@ else:  # A type checker that sees `__getattr__` accepts any name.
             import importlib.metadata
 
             return importlib.metadata.version("rlm-batch")
-        # Importing Prefect takes seconds and the SDKs another second, so a name is imported when it is first used.
+        # An import of Prefect takes seconds, and one of the SDKs another second, so only the name's module is imported.
         modules = _find_modules()
         if name == "__all__":
             return sorted(modules)
@@ -97,9 +97,11 @@ def _find_modules() -> dict[str, str]:
     import ast
     from pathlib import Path
 
-    nodes = ast.walk(ast.parse(Path(__file__).read_text(encoding="utf-8")))
-    imports = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.level]
-    return {alias.name: f".{node.module}" for node in imports for alias in node.names}
+    modules: dict[str, str] = {}
+    for node in ast.walk(ast.parse(Path(__file__).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            modules |= {alias.name: f".{node.module}" for alias in node.names}
+    return modules
 
 
 def __dir__() -> list[str]:

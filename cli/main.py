@@ -101,12 +101,13 @@ def _run_command(arguments: list[str] | None) -> int:
         command = " ".join(["rlm-batch", *(error.command_chain or ())])
         _print_error(f"{str(error).removesuffix('.')} (see {command} --help)")
         return 2
-    except (BrokenPipeError, SystemExit) as end:  # rich raises SystemExit after a BrokenPipeError.
-        if isinstance(end, SystemExit) and not isinstance(getattr(sys.stdout, "error", None), BrokenPipeError):
+    except BrokenPipeError:
+        return _end_output()
+    except SystemExit:
+        has_reader = not isinstance(getattr(sys.stdout, "error", None), BrokenPipeError)
+        if has_reader:
             raise
-        # The reader closed the pipe, as `head` does. At exit Python would try to write the rest.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
+        return _end_output()  # rich turns a BrokenPipeError into SystemExit.
     except (RlmBatchError, OSError) as error:
         from .option_names import describe_error
 
@@ -115,8 +116,14 @@ def _run_command(arguments: list[str] | None) -> int:
     return status if isinstance(status, int) else 0
 
 
+def _end_output() -> int:
+    """Discard further output, whose reader has closed the pipe as `head` does, and return the exit status."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # At exit Python would try to write the rest.
+    return 128 + signal.SIGPIPE
+
+
 def _prepare_process() -> None:
-    """Set what Prefect and HTTP clients read at their import: environment variables, filters and proxies."""
+    """Set the environment variables, filters and proxies of the process, before Prefect and HTTP clients read them."""
     for name, value in QUIET_PREFECT.items():
         os.environ.setdefault(name, value)
     if not os.environ.get("RLM_BATCH_SERVER") and not os.environ.get("CI"):

@@ -372,20 +372,22 @@ def _read_objectives(minimize: list[str], maximize: list[str]) -> dict[str, Any]
     return {"objective": objectives, "direction": directions}
 
 
-def _read_pairs(option: str, words: Sequence[str], *, needs_value: bool = True) -> dict[str, str]:
-    """Return values by name, from words such as `STAGE=test`. By default a word without a value is refused.
-
-    Without `needs_value`, a word such as `small` is a name and its value. Raises ConfigurationError.
-    """
+def _read_pairs(option: str, words: Sequence[str]) -> dict[str, str]:
+    """Return values by name, from words such as `STAGE=test`. Raises ConfigurationError."""
     pairs: dict[str, str] = {}
     for word in words:
         name, equals, value = word.partition("=")
-        if not name or (needs_value and not equals):
+        if not name or not equals:
             raise ConfigurationError(f"--{option} {word}: give a name and a value, as in NAME=VALUE")
         if name in pairs:
             raise ConfigurationError(f"--{option} sets {name} twice: leave one out")
-        pairs[name] = value if equals else name
+        pairs[name] = value
     return pairs
+
+
+def _read_models(words: Sequence[str]) -> dict[str, str]:
+    """Return models by name, from words such as `small=openai/gpt-4o-mini`, or a model's own name."""
+    return _read_pairs("models", [word if "=" in word else f"{word}={word}" for word in words])
 
 
 def _read_types(words: Sequence[str]) -> dict[str, str] | str:
@@ -437,7 +439,7 @@ READERS = {
     "output type": WordReader(str | None, read_json_file, "FILE"),
     "mounts": WordReader(list[str] | None, _read_mounts, "TARGET=PATH"),
     "tools": WordReader(list[str] | None, partial(_read_pairs, "tools"), "NAME=MODULE:FUNCTION"),
-    "models": WordReader(list[str] | None, partial(_read_pairs, "models", needs_value=False), "NAME=MODEL"),
+    "models": WordReader(list[str] | None, _read_models, "NAME=MODEL"),
     "types": WordReader(list[str] | None, _read_types, "COLUMN=TYPE"),
     "grid": WordReader(list[str] | None, parse_grid, "NAME=VALUES"),
     "space": WordReader(list[str] | None, parse_space, "NAME=BOUNDS"),

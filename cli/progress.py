@@ -201,26 +201,28 @@ def _describe_turn(turn: RlmEvent, width: int) -> str:
         start = f"depth {turn.depth}, {start}"
     details = f"{turn.seconds:.1f} s"
     if turn.queries:
-        details = f"{turn.queries:,} {'query' if turn.queries == 1 else 'queries'}, {details}"
+        noun = "query" if turn.queries == 1 else "queries"
+        details = f"{turn.queries:,} {noun}, {details}"
     if turn.usage.cost:
         details += f", ${turn.usage.cost:.4f}"
     details = f" ({details})"
-    plan_lines = _list_lines(turn.reasoning) or _list_lines(turn.code)
-    plan = plan_lines[0] if plan_lines else ""
-    output_lines = _list_lines(turn.output)
-    output = output_lines[0] if output_lines else ""
+    plan = _take_first_line(turn.reasoning) or _take_first_line(turn.code)
     if turn.failed:  # The last line of a traceback has the error.
-        output = "failed: " + (output_lines[-1] if output_lines else "")
+        last_line = turn.output.rstrip().rpartition("\n")[2]
+        output = f"failed: {_take_first_line(last_line)}"
+    else:
+        output = _take_first_line(turn.output)
     free_width = width - len(start) - len(details)
-    if plan and output:
+    if plan and output:  # The plan gets what the output leaves, but at least a half.
         arrow = " -> "
         plan = _cut(plan, max(free_width // 2, free_width - len(output) - len(arrow))) + arrow
     return start + _cut(plan + output, free_width) + details
 
 
-def _list_lines(text: str) -> list[str]:
-    """Return the lines of a text that are not blank, escaped."""
-    return [escape_text(line.strip()) for line in text.splitlines() if line.strip()]
+def _take_first_line(text: str) -> str:
+    """Return the first line of a text that is not blank, escaped."""
+    lines = text.strip().splitlines()
+    return escape_text(lines[0].strip()) if lines else ""
 
 
 def _cut(text: str, width: int) -> str:

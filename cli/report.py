@@ -144,8 +144,8 @@ def _show_comparison(runs: Sequence[str], *, is_json: bool) -> None:
     comparison = compare_runs(*readers)
     for letter, reader, summary in zip("AB", readers, summaries, strict=True):
         record = reader.records[-1]
-        name = record.name or str(reader.ledger.path)
-        print(f"{letter}: {escape_text(f'{name}, {describe_run(summary, record.total)}')}", file=sys.stderr)
+        name = escape_text(record.name or str(reader.ledger.path))
+        print(f"{letter}: {name}, {escape_text(describe_run(summary, record.total))}", file=sys.stderr)
     counts = [f"{count:,} {text}" for text, count in comparison.count_pairs().items() if count]
     print(", ".join(counts) or "no executions", file=sys.stderr)
     for name in comparison.fields:

@@ -32,8 +32,10 @@ WORK_POOL = "rlm-batch"  # the name of the pool whose workers run our deployment
 TAG = "rlm-batch"  # a tag of our deployments
 PREFECT_FILE = Path(__file__).with_name("prefect.yaml")
 MAX_PARAMETERS_BYTES = 512 * 1024  # bytes of JSON that a Prefect server accepts for a run
-ONE_AT_ONCE = {"limit": 1, "collision_strategy": "CANCEL_NEW"}  # A run is skipped if it is due while another runs.
-FOUR_AT_ONCE = {"limit": 4, "collision_strategy": "ENQUEUE"}  # Local sandboxes share a machine with their worker.
+# A run that is due while another one runs is skipped.
+ONE_AT_ONCE = {"limit": 1, "collision_strategy": "CANCEL_NEW"}
+# Local sandboxes take the memory and the processors of their worker's machine.
+FOUR_AT_ONCE = {"limit": 4, "collision_strategy": "ENQUEUE"}
 
 
 async def deploy(work_pool: str = WORK_POOL) -> dict[str, str]:
@@ -64,10 +66,10 @@ async def deploy(work_pool: str = WORK_POOL) -> dict[str, str]:
         for entry in load_entries():
             flow = _load_flow(entry["entrypoint"])
             name = f"{flow.name}/{entry['name']}"
-            deployment = await _read_deployment(client, name)
-            pools[name] = (deployment and deployment.work_pool_name) or work_pool
-            if deployment is None:
+            existing = await _read_deployment(client, name)
+            if existing is None:
                 await _apply(flow, entry, work_pool)
+                pools[name] = work_pool
             else:
                 changes = DeploymentUpdate(
                     version=version("rlm-batch"),
@@ -75,7 +77,8 @@ async def deploy(work_pool: str = WORK_POOL) -> dict[str, str]:
                     entrypoint=entry["entrypoint"],
                     parameter_openapi_schema=parameter_schema(flow).model_dump(exclude_unset=True),
                 )
-                await client.update_deployment(deployment.id, changes)
+                await client.update_deployment(existing.id, changes)
+                pools[name] = existing.work_pool_name or work_pool
     return pools
 
 
@@ -85,11 +88,9 @@ def load_entries() -> list[dict[str, Any]]:
 
 
 def _load_flow(entrypoint: str) -> Flow[..., Any]:
-    """Return the flow of an entrypoint such as `rlm_batch.flows.batch.batch`.
-
-    Prefect imports the module with the working directory first on sys.path, where a file may have any module's name. So
-    the module is imported before.
-    """
+    """Return the flow of an entrypoint such as `rlm_batch.flows.batch.batch`."""
+    # Prefect puts the working directory first on sys.path for the import, and a file there may have any module's name.
+    # It does not import the module again.
     import_module(entrypoint.rpartition(".")[0])
     return load_flow_from_entrypoint(entrypoint)
 
@@ -102,7 +103,7 @@ async def _read_deployment(client: PrefectClient, name: str) -> DeploymentRespon
 
 
 async def _apply(flow: Any, entry: dict[str, Any], work_pool: str) -> None:
-    """Create or replace the deployment of an entry, which has the fields of prefect.yaml."""
+    """Create or replace a deployment. `entry` has its fields, as in prefect.yaml."""
     limit = entry.get("concurrency_limit")
     deployment = await flow.ato_deployment(
         entry["name"],
@@ -113,19 +114,20 @@ async def _apply(flow: Any, entry: dict[str, Any], work_pool: str) -> None:
         concurrency_limit=ConcurrencyLimitConfig(**limit) if limit else None,
         work_pool_name=work_pool,
         version=version("rlm-batch"),
-        # Otherwise Prefect runs git in the working directory, and git settings there can run code.
+        # By default, Prefect runs git in the working directory, and git settings there can run code.
         version_type="prefect:simple",
     )
     await deployment.aapply()
 
 
 async def deploy_own(flow: Any, entry: dict[str, Any], work_pool: str | None) -> str:
-    """Create a deployment of one of our flows on the configured server, or replace the deployment of that name.
+    """Create a user's deployment of one of our flows on the configured server, or replace the one of that name.
 
     Args:
         flow: The flow.
         entry: Name, description, schedules and parameters, as in prefect.yaml.
-        work_pool: The work pool of its runs. None means that of the deployment of that name, or else rlm-batch.
+        work_pool: The work pool of its runs. By default a replaced deployment keeps its pool, and a new one gets
+            rlm-batch.
 
     Returns:
         The work pool of its runs.
@@ -139,20 +141,23 @@ async def deploy_own(flow: Any, entry: dict[str, Any], work_pool: str | None) ->
             f"the code and the parameters have {size:,} bytes, and Prefect takes {MAX_PARAMETERS_BYTES:,} for a run: "
             "bring modules with `python_path`, and data in files"
         )
-    entry |= {"tags": [TAG]}
-    if flow.fn.__name__ != "reap":  # Two runs of it at a time do no harm.
-        if entry["schedules"]:
-            entry["concurrency_limit"] = ONE_AT_ONCE
-        elif str(entry["parameters"].get("provider", "local")).startswith(("local", "container")):
-            entry["concurrency_limit"] = FOUR_AT_ONCE
+    entry = {**entry, "tags": [TAG]}
+    runs_on_worker = str(entry["parameters"].get("provider", "local")).startswith(("local", "container"))
+    if flow.fn.__name__ == "reap":
+        pass  # Two of its runs at the same time do no harm.
+    elif entry["schedules"]:
+        entry["concurrency_limit"] = ONE_AT_ONCE
+    elif runs_on_worker:
+        entry["concurrency_limit"] = FOUR_AT_ONCE
     async with _open_client() as client:
         existing = await _read_deployment(client, f"{flow.name}/{entry['name']}")
-        if existing and work_pool:
+        if existing is not None and work_pool:
             try:
-                await client.read_work_pool(work_pool)  # Prefect moves to a missing pool with an internal error.
+                await client.read_work_pool(work_pool)  # For a missing pool, Prefect fails with an internal error.
             except ObjectNotFound:
                 raise ConfigurationError(f"Work pool {work_pool!r} not found.") from None
-        work_pool = work_pool or (existing and existing.work_pool_name) or WORK_POOL
+        if not work_pool:
+            work_pool = (existing.work_pool_name if existing is not None else None) or WORK_POOL
         await _apply(flow, entry, work_pool)
         return work_pool
 

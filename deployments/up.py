@@ -49,27 +49,32 @@ def up(
         port: Port of the server and its UI on this machine; by default 4200
         database: Postgres database instead of SQLite, for several people or machines:
             postgresql://USER:PASSWORD@HOST/NAME
-        auth: Name and password for the server. Clients set them in PREFECT_API_AUTH_STRING. This option is visible in
-            the list of processes; the variable PREFECT_SERVER_API_AUTH_STRING has the same effect and is not.
+        auth: Name and password for the server. Clients set them in PREFECT_API_AUTH_STRING. Every user of the machine
+            can see this option in the list of processes, but not the variable PREFECT_SERVER_API_AUTH_STRING, which has
+            the same effect.
 
     Raises:
         ConfigurationError: An option is wrong, `up` is already running, or the server or the worker fails or ends.
     """
     home = PREFECT_HOME.value()
-    port = int(PREFECT_SERVER_API_PORT.value() or 4200) if port is None else port
+    if port is None:
+        port = int(PREFECT_SERVER_API_PORT.value() or 4200)
     if not 0 < port < 65536:
         raise ConfigurationError(f"there is no port {port}: it is a number from 1 to 65535")
     if database is not None:
         if not database.startswith("postgresql://"):
             raise ConfigurationError("--database is not a Postgres URL: give postgresql://USER:PASSWORD@HOST/NAME")
         database = database.replace("postgresql://", "postgresql+asyncpg://", 1)
-    auth = (PREFECT_SERVER_API_AUTH_STRING.value() or None) if auth is None else auth
-    name, _, password = (auth or "").partition(":")
-    if auth is not None and not (auth.isascii() and name.strip() and password.strip()):
-        raise ConfigurationError(
-            "--auth, or PREFECT_SERVER_API_AUTH_STRING, is not a name, a colon and a password in ASCII: give it as "
-            "NAME:PASSWORD"
-        )
+    if auth is None:
+        auth = PREFECT_SERVER_API_AUTH_STRING.value() or None
+    if auth is not None:
+        name, _, password = auth.partition(":")
+        is_valid = auth.isascii() and name.strip() and password.strip()
+        if not is_valid:
+            raise ConfigurationError(
+                "--auth, or PREFECT_SERVER_API_AUTH_STRING, is not a name, a colon and a password in ASCII: give it as "
+                "NAME:PASSWORD"
+            )
     create_prefect_home(home)
     with (home / "rlm-batch-up.lock").open("w") as lock:
         if not try_lock(lock):
@@ -91,13 +96,14 @@ def _interrupt(*_: object) -> NoReturn:
 
 
 def _run(home: Path, port: int, database: str | None, auth: str | None) -> NoReturn:
-    """Run the server and the worker until the first signal, which raises KeyboardInterrupt.
+    """Run the server and the worker until they are interrupted.
 
     Raises:
         ConfigurationError: The server or the worker does not start, or ends.
+        KeyboardInterrupt: A signal arrived. The flow runs, the worker and the server have ended.
     """
     if sys.platform == "linux":
-        # This process adopts the flow runs of a worker that was killed, and can end them.
+        # Linux makes this process the parent of a killed worker's flow runs, so that it can end them.
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     print(f"Starting a Prefect server (half a minute the first time); its log is {home / 'server.log'}", flush=True)
     settings = {} if database is None else {"PREFECT_SERVER_DATABASE_CONNECTION_URL": database}
@@ -105,11 +111,11 @@ def _run(home: Path, port: int, database: str | None, auth: str | None) -> NoRet
         ServerProcess.start(home, port=port, auth=auth, settings=settings) as server,
         use_settings(server.url, auth),
     ):
-        names = asyncio.run(deploy())
+        deployments = asyncio.run(deploy())
         allowed_paths = find_allowed_paths()
         worker = _start_worker(home, server.url, auth, allowed_paths)
         try:
-            _print_addresses(server, home, auth, allowed_paths, len(names))
+            _print_addresses(server, home, auth, allowed_paths, len(deployments))
             _watch(server, worker, home)
         finally:
             print("Ending the flow runs, the worker and the server.", flush=True)
@@ -133,7 +139,10 @@ def _start_worker(home: Path, api_url: str, auth: str | None, allowed_paths: str
 
 
 def _watch(server: ServerProcess, worker: subprocess.Popen[bytes], home: Path) -> NoReturn:
-    """Reap ended children, including adopted ones. Raise ConfigurationError when the server or the worker ends."""
+    """Wait until the server or the worker ends, and then raise ConfigurationError.
+
+    The adopted flow runs are children too, and stay as zombies unless this process waits for them.
+    """
     names = {server.process.pid: "server", worker.pid: "worker"}
     while True:
         pid, status = os.waitpid(-1, os.WNOHANG)
@@ -147,7 +156,10 @@ def _watch(server: ServerProcess, worker: subprocess.Popen[bytes], home: Path) -
 
 
 def _end_flow_runs(server: ServerProcess, worker: subprocess.Popen[bytes]) -> None:
-    """End the worker's flow runs and the adopted processes. The flow runs remove their sandboxes."""
+    """End the flow runs of the worker and those that this process has adopted. They remove their sandboxes first.
+
+    They get SIGTERM, and SIGKILL after `RUN_GRACE_SECONDS`.
+    """
     signalled: set[int] = set()
     deadline = time.monotonic() + RUN_GRACE_SECONDS
     while time.monotonic() < deadline + KILL_GRACE_SECONDS:
@@ -158,13 +170,13 @@ def _end_flow_runs(server: ServerProcess, worker: subprocess.Popen[bytes]) -> No
         if not pids:
             return
         is_late = time.monotonic() > deadline
+        if not is_late:  # A hook cleans up after a flow run, and ends by itself.
+            pids = {pid for pid in pids - signalled if not _is_hook(pid)}
         for pid in pids:
-            # A hook cleans up after a flow run, and ends by itself.
-            if is_late or (pid not in signalled and not _is_hook(pid)):
-                signalled.add(pid)
-                with suppress(ProcessLookupError, PermissionError):
-                    send = os.killpg if os.getpgid(pid) == pid else os.kill  # A flow run leads a process group.
-                    send(pid, signal.SIGKILL if is_late else signal.SIGTERM)
+            signalled.add(pid)
+            with suppress(ProcessLookupError, PermissionError):
+                send = os.killpg if os.getpgid(pid) == pid else os.kill  # A flow run leads a process group.
+                send(pid, signal.SIGKILL if is_late else signal.SIGTERM)
         time.sleep(0.1)
 
 
@@ -176,15 +188,20 @@ def _is_hook(pid: int) -> bool:
 
 def find_allowed_paths() -> str:
     """Return the directories that runs may use: RLM_BATCH_ALLOWED_PATHS, or the home and the working directory."""
-    directories = dict.fromkeys(path for path in (str(Path.home()), os.getcwd()) if os.pathsep not in path)
-    return os.environ.get(ALLOWED_PATHS, os.pathsep.join(directories))
+    allowed = os.environ.get(ALLOWED_PATHS)
+    if allowed is not None:
+        return allowed
+    directories = dict.fromkeys([str(Path.home()), os.getcwd()])  # Only once if they are the same.
+    return os.pathsep.join(path for path in directories if os.pathsep not in path)
 
 
 def _print_addresses(server: ServerProcess, home: Path, auth: str | None, allowed_paths: str, count: int) -> None:
+    """Print where the server, its logs and files are, who can use it, and a command that runs a deployment."""
     prefect = Path(sys.executable).with_name("prefect")
     command = "prefect" if shutil.which("prefect") == str(prefect) else str(prefect)
-    users = "everyone on this machine; --auth NAME:PASSWORD asks them for a password"
-    password = "  export PREFECT_API_AUTH_STRING=NAME:PASSWORD\n"
+    users, export_password = "everyone on this machine; --auth NAME:PASSWORD asks them for a password", ""
+    if auth is not None:
+        users, export_password = "those with the password", "  export PREFECT_API_AUTH_STRING=NAME:PASSWORD\n"
     print(
         f"""
 Up, with {count} deployments in the work pool {WORK_POOL}. Ctrl-C ends it.
@@ -192,11 +209,11 @@ Up, with {count} deployments in the work pool {WORK_POOL}. Ctrl-C ends it.
   UI        {server.ui_url}
   logs      {home}/server.log, {home}/worker.log
   files     runs may use those below {allowed_paths or "no directory"}
-  users     who can run code here as you: {users if auth is None else "those with the password"}
+  users     who can run code here as you: {users}
 
 In another terminal:
 
-{"" if auth is None else password}  export PREFECT_API_URL={server.url}
+{export_password}  export PREFECT_API_URL={server.url}
   {command} deployment run rlm-sweep/local --watch
 """,
         flush=True,

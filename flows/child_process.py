@@ -1,7 +1,7 @@
 """Python modules as child processes that end when this process ends.
 
-A child process runs this file first: `python -m rlm_batch.flows.child_process PARENT MODULE ARGUMENTS`. PARENT is `-`
-for a process that outlives this one.
+A child process runs this file, which then runs the module: `python -m rlm_batch.flows.child_process PARENT MODULE
+ARGUMENTS`. PARENT is `-` for a process that outlives this one.
 """
 
 import gc
@@ -21,34 +21,34 @@ POLL_INTERVAL_SECONDS = 0.2  # seconds between two looks at the parent
 END_GRACE_SECONDS = 0.5  # seconds from SIGTERM to SIGKILL
 NO_PARENT = "-"
 STOP_GRACE_SECONDS = 10.0  # seconds in which a server stores received data
-# Python looks for garbage after 700 to 2,000 new objects by default. An import of Prefect makes 100,000 objects
-# that stay. Checking them again and again takes a twentieth of the time of a first run.
+# New objects after which Python looks for garbage, instead of 700 to 2,000. An import of Prefect makes 100,000 objects
+# that stay, and to check them again and again takes a twentieth of the time of a first run.
 GARBAGE_THRESHOLD = 10_000
 
 
-def build_module_command(*words: object, parent: int | str | None = None) -> list[str]:
-    """Return the command that runs a module in a process that ends within a second of its parent.
+def build_module_command(*words: object, outlives: bool = False) -> list[str]:
+    """Return the command that runs a module in a process that ends within a second of this one.
 
     The process imports nothing from the working directory (`-P`), where a file may have the name of any module.
 
     Args:
         words: The module and its arguments.
-        parent: The id of the process that starts the command, by default this one; 0 means its actual parent,
-            and NO_PARENT a process that does not end with another.
+        outlives: Let the process continue when this process ends.
     """
-    parent = os.getpid() if parent is None else parent
-    return [sys.executable, "-P", "-m", __name__, str(parent), *map(str, words)]
+    parent = NO_PARENT if outlives else str(os.getpid())
+    return [sys.executable, "-P", "-m", __name__, parent, *map(str, words)]
 
 
 def build_safe_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment with settings that stop Python processes from importing from the working directory.
+    """Return an environment in which Python and its child processes import nothing from the working directory.
 
-    Child processes, such as a worker's flow runs, inherit the settings. PYTHONPATH and PATH keep only absolute
-    directories. An empty entry, as after a trailing colon, means the working directory, so it is removed.
+    PYTHONPATH and PATH keep only absolute directories. An empty entry, as after a trailing colon, would mean the
+    working directory.
     """
     safe = {**environment, "PYTHONSAFEPATH": "1"}
     for name in ("PYTHONPATH", "PATH"):
-        if directories := keep_absolute(safe.pop(name, "")):
+        directories = keep_absolute(safe.pop(name, ""))
+        if directories:  # An empty variable would mean the working directory, too.
             safe[name] = directories
     return safe
 
@@ -59,11 +59,12 @@ def keep_absolute(directories: str) -> str:
 
 
 def ignore_settings_files() -> list[str]:
-    """Import Prefect without its settings files in the working directory, which a model may have written.
+    """Let Prefect ignore settings files in the working directory, which a model may have written.
 
-    Prefect reads `prefect.toml`, `.env` and `pyproject.toml` there. Their settings can run code through a logging
-    configuration or another PREFECT_HOME. Prefect is imported only if such a file exists. It reads the files again if a
-    program calls `temporary_settings`, so the commands change settings with `use_settings`.
+    Prefect reads `prefect.toml`, `.env` and `pyproject.toml` there when it is imported. Their settings can run code
+    through a logging configuration or another PREFECT_HOME. If there is such a file, Prefect is imported here, in
+    another directory. It reads the files again if a program calls `temporary_settings`, so the commands change settings
+    with `use_settings`.
 
     Returns:
         The names of the ignored files.
@@ -89,17 +90,18 @@ def start_module(
     *words: object,
     log: Path,
     environment: Mapping[str, str],
-    parent: int | str | None = None,
+    outlives: bool = False,
     pass_fds: Collection[int] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start `python -m` with these words, in a session that Ctrl-C does not reach.
+    """Start a module with its arguments, in a session that Ctrl-C does not reach.
 
-    The process ends with this process, unless `parent` is NO_PARENT. Its output is appended to `log`. It runs in the
-    log's directory: Prefect and Alembic import from the working directory, where a model may have written files.
+    The process ends with this process, unless it `outlives` it. Its output is appended to `log`, and its working
+    directory is that of the log: Prefect and Alembic import from the working directory, and in this process's one a
+    model may have written files.
     """
     with log.open("ab") as output:
         return subprocess.Popen(
-            build_module_command(*words, parent=parent),
+            build_module_command(*words, outlives=outlives),
             cwd=log.parent,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -138,17 +140,18 @@ def describe_exit_status(status: int) -> str:
 def _end_with_parent(parent: int) -> None:
     """Wait until the parent dies, then send SIGTERM to this process, and later SIGKILL to it and its children.
 
-    The kernel gives a new parent to a process whose parent dies. Linux can signal the parent's death, but does so when
-    the *thread* that started this process ends. macOS has no such signal. The children of a Prefect worker are its flow
-    runs, and their sandboxes end with them.
+    The children of a Prefect worker are its flow runs, and their sandboxes end with them.
     """
+    # A process whose parent dies gets another parent. Linux can also send a signal then, but sends it already when the
+    # thread ends that started this process. macOS has no such signal.
     while os.getppid() == parent:
         time.sleep(POLL_INTERVAL_SECONDS)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(END_GRACE_SECONDS)
     for child in list_children(os.getpid()):
         with suppress(OSError):
-            (os.killpg if os.getpgid(child) == child else os.kill)(child, signal.SIGKILL)
+            send = os.killpg if os.getpgid(child) == child else os.kill  # A flow run leads a process group.
+            send(child, signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -156,11 +159,11 @@ def _main() -> None:
     # A shell starts background processes with SIGINT ignored. A Prefect worker that inherits this setting never ends.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.set_threshold(GARBAGE_THRESHOLD)
-    if sys.argv[1] != NO_PARENT:
-        parent = int(sys.argv[1]) or os.getppid()
-        threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
-    del sys.argv[:2]
-    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    _, parent, *module_words = sys.argv
+    if parent != NO_PARENT:
+        threading.Thread(target=_end_with_parent, args=(int(parent),), daemon=True).start()
+    sys.argv = module_words
+    runpy.run_module(module_words[0], run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

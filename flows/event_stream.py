@@ -15,7 +15,7 @@ R = TypeVar("R")
 
 
 class EventStream(Generic[R]):
-    """An async iterator of the events of one flow run, which starts with the loop.
+    """An async iterator of the events of one flow run. The run starts with the loop over the iterator.
 
     The loop raises the run's error. Leaving the loop early cancels the run.
 
@@ -55,17 +55,17 @@ class EventStream(Generic[R]):
         finally:
             if not task.done():
                 task.cancel()
-                await run_shielded(_wait(task))
+                await run_shielded(_wait_for_end(task))
 
 
-async def _wait(task: asyncio.Task[Any]) -> None:
+async def _wait_for_end(task: asyncio.Task[Any]) -> None:
     await asyncio.wait([task])
     if not task.cancelled():
         task.exception()  # Otherwise asyncio logs that the exception was never retrieved.
 
 
 class _QueueListener(FlowListener):
-    """A listener that queues the events. Each question has an "answer", even if it has an earlier result or failed."""
+    """A listener that queues the events. It adds an "answer" for each question that has a cached result or failed."""
 
     def __init__(self, events: asyncio.Queue[RlmEvent | None]) -> None:
         self._events = events
@@ -77,12 +77,16 @@ class _QueueListener(FlowListener):
         self._events.put_nowait(event)
 
     def on_outcome(self, outcome: Outcome, *, cached: bool) -> None:
-        index, tree = outcome.meta.index or 0, outcome.meta.queries.tree
-        if index in self._answered or "query" not in outcome.meta.variables:
+        meta = outcome.meta
+        index = meta.index or 0
+        if index in self._answered or "query" not in meta.variables:
             return
-        root = tree[0] if tree else {}
-        query = Query("rlm_query", 1, root.get("model", ""), str(outcome.meta.variables["query"]))
-        error = f"{type(outcome.error).__name__}: {outcome.error.summary}" if isinstance(outcome, Failure) else ""
-        text = "" if isinstance(outcome, Failure) else str(outcome.outputs.get("answer", ""))
-        event = RlmEvent(kind="answer", query=query, index=index, text=text, failed=bool(error), error=error)
+        model = meta.queries.tree[0].get("model", "") if meta.queries.tree else ""
+        query = Query("rlm_query", 1, model, str(meta.variables["query"]))
+        if isinstance(outcome, Failure):
+            error = f"{type(outcome.error).__name__}: {outcome.error.summary}"
+            event = RlmEvent(kind="answer", query=query, index=index, failed=True, error=error)
+        else:
+            text = str(outcome.outputs.get("answer", ""))
+            event = RlmEvent(kind="answer", query=query, index=index, text=text)
         self._events.put_nowait(event)

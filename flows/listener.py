@@ -17,13 +17,10 @@ UPDATE_INTERVAL_SECONDS = 0.2  # seconds between two updates, each of which is a
 
 
 class FlowListener:
-    """The events of a flow run in this process. The methods do nothing unless overridden.
-
-    `BatchFlow.call` takes a listener.
-    """
+    """A receiver of a flow run's events, for `BatchFlow.call`. The methods do nothing unless overridden."""
 
     def on_prefect_start(self) -> None:
-        """Handle the wait for Prefect's server, once the parameters, the provider and the model have been checked."""
+        """Handle the beginning of the wait for a Prefect server. The parameters have been checked."""
 
     def on_start(self, total: int, environment: str, results_path: str, report_spec: ReportSpec, run_name: str) -> None:
         """Handle the start of the executions.
@@ -31,7 +28,7 @@ class FlowListener:
         Args:
             total: The number of executions.
             environment: A phrase such as "in local sandboxes (bubblewrap)" or "in 4 shards on the work pool NAME".
-            results_path: The ledger.
+            results_path: The path or location of the results.
             report_spec: The word for an execution, and the objectives.
             run_name: The name of the flow run.
         """
@@ -43,7 +40,7 @@ class FlowListener:
         """Handle a warning for people, a sentence."""
 
     def on_execution_start(self, index: int) -> None:
-        """Handle the start of an execution in this process. An execution that never runs has only an outcome."""
+        """Handle the start of an execution in this process. A cached execution has only an outcome."""
 
     def on_output(self, index: int, stream: str, text: str) -> None:
         """Handle text that an execution's code has written to `stream`, which is "stdout" or "stderr"."""
@@ -52,7 +49,7 @@ class FlowListener:
         """Handle an event of a recursive query that an execution's code asked."""
 
     def on_outcome(self, outcome: Outcome, *, cached: bool) -> None:
-        """Handle the outcome of an execution. `cached` says that it comes from a ledger, without a run."""
+        """Handle the outcome of an execution. It is `cached` if it comes from a ledger and nothing ran."""
 
     def on_orphans(self, orphans: "Sequence[OrphanedSandbox]") -> None:
         """Handle the sandboxes that the reap flow has removed, or would remove in a dry run."""
@@ -63,7 +60,7 @@ class NotebookProgress(FlowListener):
 
     def __init__(self, describe: Callable[[], str]) -> None:
         self._describe = describe
-        self._handle: Any = None
+        self._display: Any = None  # IPython's handle of the progress bar
         self._total = self._done = 0
         self._updated_at = time.monotonic()
 
@@ -71,16 +68,15 @@ class NotebookProgress(FlowListener):
         from IPython.display import display
 
         self._total = total
-        self._handle = display(self._render(), raw=True, display_id=True)
+        self._display = display(self._render(), raw=True, display_id=True)
 
     def on_outcome(self, outcome: Outcome, *, cached: bool) -> None:
         self._done += 1
         now = time.monotonic()
-        if self._done < self._total and now < self._updated_at + UPDATE_INTERVAL_SECONDS:
-            return
-        self._updated_at = now
-        if self._handle is not None:
-            self._handle.update(self._render(), raw=True)
+        is_due = self._done >= self._total or now >= self._updated_at + UPDATE_INTERVAL_SECONDS
+        if is_due and self._display is not None:
+            self._updated_at = now
+            self._display.update(self._render(), raw=True)
 
     def _render(self) -> dict[str, str]:
         text = self._describe()

@@ -1,7 +1,6 @@
 """The search for orphaned sandboxes, whose flow runs or processes have ended, and their removal."""
 
 import asyncio
-import itertools
 import socket
 import time
 import uuid
@@ -10,7 +9,7 @@ from collections.abc import Iterable, Sized
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, cast
+from typing import Any
 
 from prefect import Flow
 from prefect.client.orchestration import PrefectClient, get_client
@@ -37,7 +36,7 @@ DAY_SECONDS = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class OrphanedSandbox:
-    """A sandbox that nothing uses any more, the reason, and its age in seconds."""
+    """A sandbox that nothing uses any more, the reason, and the sandbox's age in seconds."""
 
     info: SandboxInfo
     reason: str
@@ -46,7 +45,7 @@ class OrphanedSandbox:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """The sandboxes of a provider that nothing uses, and sentences on why the others stay."""
+    """The sandboxes of a provider that nothing uses, and for the others sentences that say why they stay."""
 
     orphans: list[OrphanedSandbox]
     kept: list[str]
@@ -62,64 +61,79 @@ async def find_orphans(
 ) -> Findings:
     """Return the sandboxes of a provider that nothing uses any more; see `reap` for the rules.
 
-    With `takes_kept`, sandboxes that `keep_failed` still keeps count as unused.
+    Args:
+        provider: The provider.
+        server: The id of the configured Prefect server, or an empty text if it has none.
+        older_than: Seconds of silence after which the sandboxes of an unfinished flow run count as unused.
+        now: The time, by default that of this machine's clock.
+        takes_kept: Count sandboxes that `keep_failed` still keeps as unused, too.
 
-    Raises the errors of `list_sandboxes`.
+    Raises:
+        RlmBatchError: The provider cannot list its sandboxes.
     """
     now = time.time() if now is None else now
     # Sandboxes are listed before their runs, so that a run's state is not older than its sandboxes.
     ours = [info for info in await provider.list_sandboxes() if info.labels.get("managed-by") == "rlm-batch"]
-    reasons: dict[str, str] = {}
-    candidates = defaultdict[uuid.UUID, list[SandboxInfo]](list)  # The keys are flow runs.
-    others = defaultdict[tuple[str, str], list[SandboxInfo]](list)  # The keys are owner and process.
-    kept: list[str] = []
+    reasons: dict[str, str] = {}  # by the ids of unused sandboxes
+    left: list[str] = []
+    by_run = defaultdict[uuid.UUID, list[SandboxInfo]](list)
+    by_owner = defaultdict[tuple[str, str], list[SandboxInfo]](list)  # The keys are a description and a process.
     for info in ours:
+        reason = _find_own_reason(info, now)
         if info.kept_until > now and not takes_kept:
             execution = "a failed execution" if info.execution is None else f"the failed execution {info.execution}"
             run = f" of flow run {info.run}" if info.run else ""
-            kept.append(f"left: sandbox {info.id} of {execution}{run}, {describe_kept(provider, info)}")
-        elif reason := _find_own_reason(info, now):
+            left.append(f"left: sandbox {info.id} of {execution}{run}, {describe_kept(provider, info)}")
+        elif reason is not None:
             reasons[info.id] = reason
         elif server and info.server == server and info.run:
-            candidates[uuid.UUID(info.run)].append(info)
+            by_run[uuid.UUID(info.run)].append(info)
         else:
-            others["a flow run of another server" if info.run else "a script", info.process].append(info)
-    if candidates:
+            owner = "a flow run of another server" if info.run else "a script"
+            by_owner[owner, info.process].append(info)
+    if by_run:
         async with get_client() as client:
-            runs = await read_flow_runs(client, candidates)
-            for run_id, boxes in candidates.items():
-                run, reason = runs.get(run_id), ""
-                if run is None:
-                    reason = "its flow run was deleted"
-                elif run.state is None or run.state.is_final():
-                    reason = _describe_state(run)
-                elif (caller := await _find_outermost_caller(client, run)) and caller.state and caller.state.is_final():
-                    reason = f"the flow run that called its own is {caller.state.name}"
-                else:
-                    is_seen = older_than is None and all(map(_is_owner_alive, boxes))
-                    silence = 0.0 if is_seen else await measure_silence(client, run, boxes, now)
+            runs = await read_flow_runs(client, by_run)
+            for run_id, boxes in by_run.items():
+                run = runs.get(run_id)
+                reason = "its flow run was deleted" if run is None else await _find_end(client, run)
+                if run is not None and reason is None:
+                    is_seen = older_than is None and all(_is_owner_alive(info) for info in boxes)
+                    silence = 0.0 if is_seen else await _measure_silence(client, run, boxes, now)
                     if older_than is not None and silence > older_than:
                         reason = f"{_describe_state(run)}, and has been silent for more than {older_than:,.0f} s"
                     else:
                         about = f"silent for {silence:,.0f} s: `--older-than SECONDS` removes those of silent runs"
-                        kept.append(_describe_left(f"flow run {run.name}", boxes, about))
-                if reason:
-                    reasons.update((info.id, reason) for info in boxes)
-    for (owner, _), boxes in others.items():
-        hours = (max(info.expires for info in boxes) - now) / 3600
-        kept.append(_describe_left(owner, boxes, f"until their lifetime ends within {max(0.0, hours):.1f} h"))
-    return Findings([_make_orphan(info, reasons[info.id], now) for info in ours if info.id in reasons], kept)
+                        left.append(_describe_left(f"flow run {run.name}", boxes, about))
+                if reason is not None:
+                    reasons |= {info.id: reason for info in boxes}
+    for (owner, _process), boxes in by_owner.items():
+        hours = max(0.0, max(info.expires for info in boxes) - now) / 3600
+        left.append(_describe_left(owner, boxes, f"until their lifetime ends within {hours:.1f} h"))
+    return Findings([_make_orphan(info, reasons[info.id], now) for info in ours if info.id in reasons], left)
 
 
-def _find_own_reason(info: SandboxInfo, now: float) -> str:
-    """Return why a sandbox is unused according to its labels, or an empty text if they show no reason."""
+def _find_own_reason(info: SandboxInfo, now: float) -> str | None:
+    """Return why a sandbox is unused according to its labels, or None if they show no reason."""
     if info.kept_until:
         return "it was kept for a failed execution"
     if info.abandoned:
         return "its host has died"
     if 0 < info.expires <= now:
         return "its lifetime is over"
-    return "its process has ended" if _is_owner_alive(info) is False else ""
+    if _is_owner_alive(info) is False:
+        return "its process has ended"
+    return None
+
+
+async def _find_end(client: PrefectClient, run: FlowRun) -> str | None:
+    """Return a phrase if a flow run, or its caller in the same process, has ended; else None."""
+    if run.state is None or run.state.is_final():
+        return _describe_state(run)
+    caller = await _find_outermost_caller(client, run)
+    if caller is not None and caller.state is not None and caller.state.is_final():
+        return f"the flow run that called its own is {caller.state.name}"
+    return None
 
 
 def describe_kept(provider: SandboxProvider, info: SandboxInfo) -> str:
@@ -134,20 +148,22 @@ async def remove_orphans(
     """Remove sandboxes, some at a time. An error does not prevent the removal of the others.
 
     Returns:
-        The removed sandboxes, and the errors of others by id. Sandboxes that were gone are in neither.
+        The removed sandboxes, and the errors of those that could not be removed, by id. Sandboxes that were already
+        gone are in neither.
     """
-    errors, gate = dict[str, RlmBatchError](), asyncio.Semaphore(MAX_CONCURRENT_REMOVALS)
+    errors: dict[str, RlmBatchError] = {}
+    slots = asyncio.Semaphore(MAX_CONCURRENT_REMOVALS)
 
-    async def remove_one(info: SandboxInfo) -> bool:
-        async with gate:
+    async def remove(orphan: OrphanedSandbox) -> bool:
+        async with slots:
             try:
-                return await provider.delete_sandbox(info.id)
+                return await provider.delete_sandbox(orphan.info.id)
             except RlmBatchError as error:
-                errors[info.id] = error
+                errors[orphan.info.id] = error
                 return False
 
-    were_removed = await asyncio.gather(*(remove_one(orphan.info) for orphan in orphans))
-    return list(itertools.compress(orphans, were_removed)), errors
+    were_removed = await asyncio.gather(*(remove(orphan) for orphan in orphans))
+    return [orphan for orphan, was_removed in zip(orphans, were_removed, strict=True) if was_removed], errors
 
 
 def _make_orphan(info: SandboxInfo, reason: str, now: float) -> OrphanedSandbox:
@@ -156,9 +172,10 @@ def _make_orphan(info: SandboxInfo, reason: str, now: float) -> OrphanedSandbox:
 
 async def read_flow_runs(client: PrefectClient, ids: Iterable[uuid.UUID]) -> dict[uuid.UUID, FlowRun]:
     """Return the flow runs with these ids that the server has, by id."""
-    wanted, runs = sorted(ids), dict[uuid.UUID, FlowRun]()
-    for start in range(0, len(wanted), PAGE_SIZE):
-        only = FlowRunFilter(id=FlowRunFilterId(any_=wanted[start : start + PAGE_SIZE]))
+    all_ids = sorted(ids)
+    runs: dict[uuid.UUID, FlowRun] = {}
+    for start in range(0, len(all_ids), PAGE_SIZE):
+        only = FlowRunFilter(id=FlowRunFilterId(any_=all_ids[start : start + PAGE_SIZE]))
         runs |= {run.id: run for run in await client.read_flow_runs(flow_run_filter=only, limit=PAGE_SIZE)}
     return runs
 
@@ -175,25 +192,32 @@ def _describe_state(run: FlowRun) -> str:
     return f"its flow run is {run.state.name if run.state is not None else 'over'}"
 
 
-async def measure_silence(client: PrefectClient, run: FlowRun, boxes: list[SandboxInfo], now: float) -> float:
+async def _measure_silence(client: PrefectClient, run: FlowRun, boxes: list[SandboxInfo], now: float) -> float:
     """Return the seconds since a flow run changed its state, opened a sandbox, or was the subject of an event."""
-    stated = run.state.timestamp.timestamp() if run.state is not None else 0.0
-    heard = min(now, max([stated, *(info.began for info in boxes)]))  # A label may have any time.
+    times = [info.began for info in boxes]
+    if run.state is not None:
+        times.append(run.state.timestamp.timestamp())
+    last_sign = min(now, max(times))  # A sandbox's label may have any time.
+    since: Any = datetime.fromtimestamp(last_sign, UTC)
     # Events may have times after `now`, from a machine whose clock is ahead of this one's.
-    since, until = (cast("Any", datetime.fromtimestamp(seconds, UTC)) for seconds in (heard, now + DAY_SECONDS))
-    later = EventOccurredFilter(since=since, until=until)
-    of_this_run = EventAnyResourceFilter(id=[f"prefect.flow-run.{run.id}"])
-    page = await client.read_events(EventFilter(any_resource=of_this_run, occurred=later), limit=1)  # the latest event
-    return max(0.0, now - max([heard, *(event.occurred.timestamp() for event in page.events)]))
+    until: Any = datetime.fromtimestamp(now + DAY_SECONDS, UTC)
+    event_filter = EventFilter(
+        any_resource=EventAnyResourceFilter(id=[f"prefect.flow-run.{run.id}"]),
+        occurred=EventOccurredFilter(since=since, until=until),
+    )
+    page = await client.read_events(event_filter, limit=1)  # the latest event
+    for event in page.events:
+        last_sign = max(last_sign, event.occurred.timestamp())
+    return max(0.0, now - last_sign)
 
 
 def _describe_left(owner: str, boxes: list[SandboxInfo], about: str) -> str:
     """Return a sentence that an owner's sandboxes stay, and what removes them."""
-    left = f"left: {_count(boxes)} of {owner}"
-    if all(map(_is_owner_alive, boxes)):
-        return f"{left}, whose process is alive on this machine"
+    start = f"left: {_count(boxes)} of {owner}"
+    if all(_is_owner_alive(info) for info in boxes):
+        return f"{start}, whose process is alive on this machine"
     hosts = ", ".join(sorted({info.host or "an unknown machine" for info in boxes}))
-    return f"{left} on {hosts}, {about}; reap on that machine removes them once their process has ended"
+    return f"{start} on {hosts}, {about}; reap on that machine removes them once their process has ended"
 
 
 async def _find_outermost_caller(client: PrefectClient, run: FlowRun) -> FlowRun | None:
@@ -202,29 +226,28 @@ async def _find_outermost_caller(client: PrefectClient, run: FlowRun) -> FlowRun
     with suppress(ObjectNotFound):
         # Each run of a deployment has a new process.
         while run.parent_task_run_id is not None and run.deployment_id is None:
-            caller_id = (await client.read_task_run(run.parent_task_run_id)).flow_run_id
-            if caller_id is None:
+            calling_task_run = await client.read_task_run(run.parent_task_run_id)
+            if calling_task_run.flow_run_id is None:
                 break
-            run = caller = await client.read_flow_run(caller_id)
+            run = caller = await client.read_flow_run(calling_task_run.flow_run_id)
     return caller
 
 
 async def get_server_id() -> str:
     """Return the id of the Prefect server from a Prefect Variable, or an empty text if the server refuses variables.
 
-    With the id in sandboxes' labels, `find_orphans` distinguishes a deleted flow run of this server from a run of
-    another server. A server whose database is a copy of another server's has the same id, and would treat the other
-    server's runs as deleted: delete the variable on one of the two servers.
+    The id is in the labels of sandboxes. By it, `find_orphans` distinguishes a deleted flow run of this server from a
+    run of another server. Two servers have the same id if the database of one is a copy of the other's. Then each takes
+    the other's runs for deleted, so a person must delete the variable on one of them.
     """
     try:
         async with get_client() as client:
             variable = await client.read_variable_by_name(VARIABLE_NAME)
             if variable is None:
-                action = VariableCreate(name=VARIABLE_NAME, value=uuid.uuid4().hex, tags=["rlm-batch"])
-                try:
-                    variable = await client.create_variable(action)
-                except ObjectAlreadyExists:  # Another process has created it meanwhile.
-                    variable = await client.read_variable_by_name(VARIABLE_NAME)
+                new_variable = VariableCreate(name=VARIABLE_NAME, value=uuid.uuid4().hex, tags=["rlm-batch"])
+                with suppress(ObjectAlreadyExists):  # Another process has created it meanwhile.
+                    await client.create_variable(new_variable)
+                variable = await client.read_variable_by_name(VARIABLE_NAME)
     except PrefectHTTPStatusError as error:
         text = "the Prefect server refused the variable %s (%s): sandboxes of dead processes stay until they expire"
         get_logger("rlm_batch").warning(text, VARIABLE_NAME, describe_server_error(error))
@@ -236,12 +259,12 @@ _own_runs: set[str] = set()
 
 
 def register_own_run(run_id: str) -> None:
-    """Record that a flow run is in this process, whose lanes remove their own sandboxes."""
+    """Record that a flow run is in this process. Then `remove_sandboxes` leaves its sandboxes to its lanes."""
     _own_runs.add(run_id)
 
 
 async def remove_sandboxes(flow: Flow[Any, Any], flow_run: FlowRun, state: State[Any]) -> None:
-    """Remove the sandboxes of a dead flow run: a hook for cancelled and crashed runs.
+    """Remove the sandboxes of a dead flow run. A hook for cancelled and crashed runs.
 
     Prefect calls the hook in the worker, which knows the provider only from the run's parameters.
     """
@@ -250,15 +273,15 @@ async def remove_sandboxes(flow: Flow[Any, Any], flow_run: FlowRun, state: State
     log = flow_run_logger(flow_run, flow)
     try:
         parameters = flow_run.parameters or {}
-        options = parameters.get("options", parameters)  # A shard's flow has these in its parameter `options`.
+        options = parameters.get("options", parameters)  # The flow of a shard has them in its parameter `options`.
         provider = await resolve_provider(options.get("provider") or "local", options.get("provider_options"))
-        now, sandboxes = time.time(), await provider.list_sandboxes()
+        now = time.time()
         reason = f"its flow run is {state.name}"
-        orphans = [
-            _make_orphan(info, reason, now)
-            for info in sandboxes
-            if info.run == str(flow_run.id) and info.labels.get("managed-by") == "rlm-batch" and info.kept_until <= now
-        ]
+        orphans: list[OrphanedSandbox] = []
+        for info in await provider.list_sandboxes():
+            is_of_run = info.run == str(flow_run.id) and info.labels.get("managed-by") == "rlm-batch"
+            if is_of_run and info.kept_until <= now:
+                orphans.append(_make_orphan(info, reason, now))
         removed, errors = await remove_orphans(provider, orphans)
     except RlmBatchError as error:
         log.warning("the sandboxes of this run could not be listed, and stay until they expire: %s", error)
@@ -275,8 +298,8 @@ def describe_removal(orphans: list[OrphanedSandbox], provider: str, verb: str) -
         return f"no unused sandboxes of {provider}"
     seconds = sum(orphan.seconds for orphan in orphans)
     unknown = sum(not orphan.info.began for orphan in orphans)
-    rest = f" (of {unknown} it is not known)" if unknown else ""
-    return f"{_count(orphans)} of {provider} {verb}, after {seconds:,.0f} sandbox seconds{rest}"
+    note = f" (of {unknown} it is not known)" if unknown else ""
+    return f"{_count(orphans)} of {provider} {verb}, after {seconds:,.0f} sandbox seconds{note}"
 
 
 def _count(sandboxes: Sized) -> str:

@@ -54,10 +54,14 @@ MAX_TASK_RUNS = 1000
 
 @dataclass(frozen=True, slots=True)
 class CommandLineForm:
-    """The form of a parameter on the command line, if the parameter's type does not define it.
+    """The form of a parameter on the command line, if it does not follow from the parameter's type.
 
-    `form` is a name in `cli/parameter_options.py`. `help` and `metavar` follow from the parameter by default. The
-    command takes an argument without the option's name. The help shows a common option in its first group.
+    Args:
+        form: A key of `READERS` in `cli/parameter_options.py`; by default the type decides.
+        help: The help text, by default the beginning of the parameter's description.
+        is_argument: The command takes the value without an option's name.
+        metavar: The name of the value in the help, by default derived from the parameter.
+        is_common: The help shows the option in its first group.
     """
 
     form: str = "value"
@@ -68,7 +72,7 @@ class CommandLineForm:
 
 
 class FlowParameters(Generic[R]):
-    """The parameters, the plan and the report of one flow. `R` is the type of the report, which the flow returns."""
+    """The parameters of one flow. They make its plan and its report. `R` is the type that the flow returns."""
 
     # Parameters of which exactly one is given.
     one_of: ClassVar[tuple[str, ...]] = ()
@@ -93,8 +97,12 @@ class FlowParameters(Generic[R]):
 
     def _check_combination(self) -> None:
         """Raise ConfigurationError if the given parameters break the rules of `one_of`, `needs` and `excludes`."""
-        given = {name for name, value in self.list_values().items() if value is not None and value not in ({}, "")}
-        given -= {item.name for item in fields(self) if getattr(self, item.name) == item.default}  # type: ignore[arg-type]
+        given: set[str] = set()
+        for item in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, item.name)
+            is_empty = value is None or value in ({}, "")
+            if not is_empty and value != item.default:
+                given.add(item.name)
         if self.one_of and len(given & {*self.one_of}) != 1:
             names = [f"`{name}`" for name in self.one_of]
             raise ConfigurationError(f"pass one of {', '.join(names[:-1])} or {names[-1]}, and only one")
@@ -114,8 +122,12 @@ class FlowParameters(Generic[R]):
     def make_plan(self, report: ProgressReport | None = None, run_ledger: PathOrLocation | None = None) -> "Plan":
         """Read the inputs, check all that can be checked before anything runs, and return the plan.
 
-        `report` takes lines about reading large files. `run_ledger` is the flow run's ledger, if the parameters name
-        none.
+        Args:
+            report: Called with lines about the reading of large files.
+            run_ledger: The flow run's ledger, if the parameters name none.
+
+        Raises:
+            ConfigurationError: An input cannot be read, or a parameter is wrong.
         """
 
     @abstractmethod
@@ -304,9 +316,9 @@ class CommonParameters:
 
     @cached_property
     def options(self) -> "Options":
-        """The shared parameters, with fixed values for those that this flow does not have."""
-        names = [field.name for field in fields(Options) if hasattr(self, field.name)]
-        values: dict[str, Any] = {**{name: getattr(self, name) for name in names}, **self.fixed_options}
+        """The shared parameters. Those that this flow does not have get `fixed_options` or their defaults."""
+        values = {field.name: getattr(self, field.name) for field in fields(Options) if hasattr(self, field.name)}
+        values |= self.fixed_options
         if self.prepare is not None:
             values["reuse_sandboxes"] = True
         return Options(**values)
@@ -391,7 +403,8 @@ class Options(CodeParameters, LaneParameters):
     def _read_code(self, name: str) -> str:
         """Return the code of a parameter, which may name a file. Raises ConfigurationError if no shard can take it."""
         code = read_text_reference(getattr(self, name))
-        if self.shards is not None and (size := len(code.encode("utf-8", "replace"))) > PARAMETER_LIMIT:
+        size = len(code.encode("utf-8", "replace"))
+        if self.shards is not None and size > PARAMETER_LIMIT:
             raise ConfigurationError(
                 f"`{name}` has {size:,} bytes, and with `shards` at most "
                 f"{PARAMETER_LIMIT:,} are allowed: put the code into the repository or a package, and import it"
@@ -399,15 +412,23 @@ class Options(CodeParameters, LaneParameters):
         return code
 
     def read_secrets(self) -> dict[str, SecretStr]:
-        """Return the variables that `secrets` names. Raises ConfigurationError if one is missing or not allowed."""
-        if is_deployment_run() or self.shards is not None:
-            refuse_secrets("a run of a deployment" if is_deployment_run() else "a job in shards")
-        missing = next((name for name in self.secrets or () if name not in os.environ), None)
-        if missing is not None:
-            raise ConfigurationError(
-                f"`secrets` names {missing!r}, and this process has no such environment variable: export it first"
-            )
-        return {name: SecretStr(os.environ[name]) for name in self.secrets or ()}
+        """Return the environment variables that `secrets` names.
+
+        Raises:
+            ConfigurationError: A variable is missing, or this run cannot take secrets.
+        """
+        if is_deployment_run():
+            refuse_secrets("a run of a deployment")
+        if self.shards is not None:
+            refuse_secrets("a job in shards")
+        values: dict[str, SecretStr] = {}
+        for name in self.secrets or ():
+            if name not in os.environ:
+                raise ConfigurationError(
+                    f"`secrets` names {name!r}, and this process has no such environment variable: export it first"
+                )
+            values[name] = SecretStr(os.environ[name])
+        return values
 
     def locate_ledger(self, run_ledger: L) -> PathOrLocation | L:
         """Return the place of the results, by default `run_ledger`. Raises ConfigurationError."""
@@ -455,28 +476,30 @@ GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}
 
 def find_field(annotation: Any) -> FieldInfo | None:
     """Return the bounds and the description in an annotation, or None without them."""
-    return next((item for item in get_args(annotation) if isinstance(item, FieldInfo)), None)
+    infos = [item for item in get_args(annotation) if isinstance(item, FieldInfo)]
+    return infos[0] if infos else None
 
 
 def find_form(annotation: Any) -> CommandLineForm:
-    """Return how the command line takes a parameter with this annotation."""
-    forms = [item for item in get_args(annotation)[1:] if isinstance(item, CommandLineForm)]
+    """Return the form on the command line in an annotation, or the default form."""
+    forms = [item for item in get_args(annotation) if isinstance(item, CommandLineForm)]
     return forms[0] if forms else CommandLineForm()
 
 
 @cache
 def find_contents(model: type[FlowParameters[Any]]) -> dict[str, Content]:
-    """Return the contents of the model's parameters that have one."""
+    """Return the content of each parameter whose annotation names one, such as code or a path."""
     hints = get_type_hints(model, include_extras=True)
     contents = {field.name: find_content(hints[field.name]) for field in fields(model)}  # type: ignore[arg-type]
     return {name: content for name, content in contents.items() if content is not None}
 
 
 class ShownParameter(inspect.Parameter):
-    """A parameter of a flow. `help` and notebooks show its type without the bounds, which Prefect reads."""
+    """A parameter of a flow. `help` and notebooks show its type without `Annotated`, which Prefect reads."""
 
     def __str__(self) -> str:
-        hints = get_type_hints(SimpleNamespace(__annotations__={"type": self.annotation}))  # without Annotated
+        # Without `include_extras`, `get_type_hints` removes `Annotated`, also inside a type.
+        hints = get_type_hints(SimpleNamespace(__annotations__={"type": self.annotation}))
         return str(inspect.Parameter(self.name, self.kind, default=self.default, annotation=hints["type"]))
 
 
@@ -490,15 +513,16 @@ def build_signature(model: type[FlowParameters[Any]]) -> inspect.Signature:
         if item.default_factory is not MISSING:
             default = item.default_factory()
         parameters.append(ShownParameter(item.name, kind, default=default, annotation=hints[item.name]))
-    order = {name: number for number, name in enumerate(GROUP_OF, 2)}
-    order |= dict.fromkeys(vars(model).get("__annotations__", {}).keys() - order.keys(), 0)
-    by_name = inspect.Parameter.KEYWORD_ONLY
-    parameters.sort(key=lambda item: (item.kind, order.get(item.name, 1) if item.kind is by_name else 0))
-    return inspect.Signature(parameters)
+    positional = [item for item in parameters if item.kind is not inspect.Parameter.KEYWORD_ONLY]
+    keywords = {item.name: item for item in parameters if item.kind is inspect.Parameter.KEYWORD_ONLY}
+    own_names = [name for name in vars(model).get("__annotations__", {}) if name not in GROUP_OF]
+    inherited_names = [name for name in keywords if name not in GROUP_OF and name not in own_names]
+    order = [*own_names, *inherited_names, *GROUP_OF]
+    return inspect.Signature([*positional, *(keywords[name] for name in order if name in keywords)])
 
 
 def refuse_secrets(what: str) -> None:
-    """Raise ConfigurationError, because another process than this one would need the values."""
+    """Raise ConfigurationError. `what` runs in another process, and secrets stay in this one."""
     raise ConfigurationError(
         f"{what} cannot take `secrets`, whose values stay in this process: save them in the "
         "environment of a block, and pass the block as the provider"

@@ -43,6 +43,7 @@ from .sharding.work_pool import require_server_url
 P = ParamSpec("P")
 T = TypeVar("T")
 R = TypeVar("R")
+PREFECT_OPTIONS = ("return_state", "wait_for")  # arguments of Prefect's `Flow.__call__`
 
 
 class BatchFlow(Flow[P, T]):
@@ -52,8 +53,9 @@ class BatchFlow(Flow[P, T]):
     """
 
     model: type[FlowParameters[Any]] | None = None
-    run: Run | None = None  # the run that `call_flow` has prepared, in the copy of the flow that Prefect calls
-    listener: FlowListener | None = None  # receives the events of the run
+    # `call_flow` sets these two in the copy of the flow that it calls.
+    run: Run | None = None
+    listener: FlowListener | None = None
     _changed_options: dict[str, Any] | None = None  # the options that `with_options` set
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:  # type: ignore[override]
@@ -136,23 +138,30 @@ class BatchFlow(Flow[P, T]):
         return flow
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """Pickle the flow by its name, as a function is. cloudpickle would copy the code and its globals."""
+        """Pickle the flow by its name. cloudpickle would copy the flow's code and its globals."""
         return load_flow, (self.fn.__module__, self.fn.__name__, self._changed_options)
 
     def serialize_parameters(self, parameters: dict[str, Any]) -> dict[str, Any]:
-        """Return the parameters as JSON. Prefect's own method imports FastAPI for that, in 0.1 processor seconds."""
+        """Return the parameters as JSON values."""
         if self.model is None:
             return super().serialize_parameters(parameters)
-        return to_jsonable_python(parameters)  # The model has converted them, so all of them have a form in JSON.
+        # The model has converted them. Prefect's own method would import FastAPI, which takes 0.1 s of CPU.
+        return to_jsonable_python(parameters)
 
     async def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], listener: FlowListener | None = None) -> Any:
-        """Check the arguments, and run the flow. `kwargs` may have Prefect's `return_state` and `wait_for`.
+        """Check the arguments, run the flow, and return its result.
 
-        Raises ConfigurationError if a value has a wrong type or is out of its bounds, and the flow's own errors.
+        Args:
+            args: Parameters of the flow, by position.
+            kwargs: Parameters of the flow by name, and Prefect's `return_state` and `wait_for`.
+            listener: Receives the events of the run.
+
+        Raises:
+            ConfigurationError: A value has a wrong type or is out of its bounds. Otherwise the flow's own errors.
         """
-        values = dict(kwargs)
-        prefect_options = {name: values.pop(name) for name in ("return_state", "wait_for") if name in values}
-        values = _bind_arguments(self.fn, args, values)
+        prefect_options = {name: value for name, value in kwargs.items() if name in PREFECT_OPTIONS}
+        own_kwargs = {name: value for name, value in kwargs.items() if name not in PREFECT_OPTIONS}
+        values = _bind_arguments(self.fn, args, own_kwargs)
         parameters = _check_arguments(self, values) if self.model is None else self.model.parse(values)
         return await call_flow(self, parameters, listener, **prefect_options)
 
@@ -164,12 +173,20 @@ async def call_flow(
     plan: Plan | None = None,
     **prefect_options: Any,
 ) -> Any:
-    """Prepare a run, so that a wrong parameter starts no server, and return the result of a copy of the flow.
+    """Start or find the server, call a copy of the flow, and return its result.
 
-    `parameters` are checked, or values by name for a flow that wraps a function. `plan` is that of the parameters, if
-    the caller has made it. `prefect_options` are Prefect's `return_state` and `wait_for`.
+    The run is prepared first, so that a wrong parameter starts no server. Only a run that names blocks is prepared
+    later, because only a server has them.
 
-    Raises ConfigurationError if the provider or the server cannot be used, and the flow's own errors.
+    Args:
+        flow: The flow.
+        parameters: The checked parameters, or values by name for a flow that wraps a function.
+        listener: Receives the events of the run.
+        plan: The plan of the parameters, if the caller has made it.
+        **prefect_options: Prefect's `return_state` and `wait_for`.
+
+    Raises:
+        ConfigurationError: The provider or the server cannot be used. Otherwise the flow's own errors.
     """
     flow = copy.copy(flow)
     flow.listener = listener
@@ -178,7 +195,7 @@ async def call_flow(
         flow.result_storage = PREFECT_LOCAL_STORAGE_PATH.value()
     model = parameters if isinstance(parameters, FlowParameters) else None
     values: Any = parameters
-    has_blocks = False  # Only a Prefect server has the blocks that the parameters name.
+    has_blocks = False
     if model is not None:
         values = spill_long_parameters(model.list_values(), find_contents(type(model)))
         has_blocks = model.reads_blocks() or needs_server(model.options)
@@ -204,7 +221,7 @@ async def call_flow(
     except asyncio.CancelledError as error:
         raise error.with_traceback(None) from None
     finally:
-        flow.run = None  # A context that Prefect copied keeps the flow, and the run keeps copies of a ledger's files.
+        flow.run = None  # Prefect's contexts keep the flow, and the run has copies of a ledger's files.
 
 
 async def execute_flow(run: Run) -> State[Any]:
@@ -234,26 +251,25 @@ def get_current_flow() -> BatchFlow[..., Any]:
 
 def define_flow(model: Callable[P, FlowParameters[R]]) -> BatchFlow[P, Coroutine[Any, Any, R]]:
     """Return the Prefect flow of a subclass of `FlowParameters`, with the signature of its constructor."""
-    parameters: type[FlowParameters[Any]] = model  # type: ignore[assignment]
+    flow_model: type[FlowParameters[Any]] = model  # type: ignore[assignment]
 
     async def execute(*args: Any, **kwargs: Any) -> Any:
-        """Execute the current flow run, and return its state, whose message says how the run went."""
         shorten_engine_log(flow_run.id)
         with trace_flow_run(), cancel_at_termination():
             run = get_current_flow().run
             if run is None:  # In a worker, Prefect calls the flow itself.
-                checked = parameters.parse(_bind_arguments(execute, args, kwargs))
-                plan = checked.make_plan(get_run_logger().info, get_results_root() / flow_run.id)
-                run = await prepare_run(checked, plan)
+                parameters = flow_model.parse(_bind_arguments(execute, args, kwargs))
+                plan = parameters.make_plan(get_run_logger().info, get_results_root() / flow_run.id)
+                run = await prepare_run(parameters, plan)
             return await execute_flow(run)
 
-    execute.__name__ = execute.__qualname__ = parameters.flow_name
-    execute.__module__ = f"{__package__}.{parameters.flow_name}"  # Deployments and copies in other processes use it.
-    execute.__doc__ = parameters.__doc__ or ""
-    execute.__signature__ = build_signature(parameters)  # type: ignore[attr-defined]
+    execute.__name__ = execute.__qualname__ = flow_model.flow_name
+    execute.__module__ = f"{__package__}.{flow_model.flow_name}"  # Other processes import the flow from there.
+    execute.__doc__ = flow_model.__doc__ or ""
+    execute.__signature__ = build_signature(flow_model)  # type: ignore[attr-defined]
     # The model validates the values, with one sentence for all problems.
-    flow = _make_flow(execute, parameters.prefect_name, validate_parameters=False)
-    flow.model = parameters
+    flow = _make_flow(execute, flow_model.prefect_name, validate_parameters=False)
+    flow.model = flow_model
     return flow
 
 
@@ -276,8 +292,8 @@ def define_function_flow(
 
 def _make_flow(function: Callable[..., Any], name: str, **options: Any) -> BatchFlow[..., Any]:
     function.__doc__ = _document_parameters(function)
-    # These hooks are for a run whose process died. Otherwise the run's lanes have removed the sandboxes.
-    # The shards of a run that crashed continue, for the run that resumes the job.
+    # The hooks are for a run whose process died. In other runs, the lanes have removed the sandboxes. The shards of a
+    # crashed run continue, because another run can resume the job.
     hooks: dict[str, Any] = {"on_cancellation": [remove_sandboxes, cancel_shards], "on_crashed": [remove_sandboxes]}
     # By default, a flow takes the number of retries in Prefect's settings.
     return BatchFlow(function, name=name, retries=0, retry_delay_seconds=0, persist_result=False, **hooks, **options)
@@ -293,9 +309,10 @@ def _check_arguments(flow: BatchFlow[..., Any], values: dict[str, Any]) -> dict[
     """Convert and check the arguments of a flow that wraps a function. Raises ConfigurationError."""
     converted = convert_parameters(values, {})
     parameters = inspect.signature(flow.fn).parameters.values()
-    fields: dict[str, Any] = {
-        item.name: (item.annotation, ... if item.default is item.empty else item.default) for item in parameters
-    }
+    fields: dict[str, Any] = {}
+    for parameter in parameters:
+        is_required = parameter.default is parameter.empty
+        fields[parameter.name] = (parameter.annotation, ... if is_required else parameter.default)
     try:
         create_model(flow.name, **fields)(**converted)
     except ValidationError as error:
@@ -304,17 +321,23 @@ def _check_arguments(flow: BatchFlow[..., Any], values: dict[str, Any]) -> dict[
 
 
 def _bind_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments by their names; all may be passed by position. Raises TypeError if they do not fit."""
+    """Return the arguments by name. A function's keyword-only parameters may have arguments by position, too.
+
+    Raises:
+        TypeError: The arguments do not fit. The message names a similar parameter for an unknown one.
+    """
     signature = inspect.signature(function)
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     positional = signature.replace(parameters=[item.replace(kind=kind) for item in signature.parameters.values()])
     try:
         return dict(positional.bind(*args, **kwargs).arguments)
     except TypeError as error:
-        unknown = next((name for name in kwargs if name not in signature.parameters), None)
-        close = [] if unknown is None else difflib.get_close_matches(unknown, signature.parameters, 1)
-        advice = f": did you mean {close[0]}?" if close else ""
-        raise TypeError(f"{function.__name__}() {error}{advice}") from None
+        message = f"{function.__name__}() {error}"
+        unknown = [name for name in kwargs if name not in signature.parameters]
+        similar = difflib.get_close_matches(unknown[0], signature.parameters, 1) if unknown else []
+        if similar:
+            message += f": did you mean {similar[0]}?"
+        raise TypeError(message) from None
 
 
 def _document_parameters(function: Callable[..., Any]) -> str:

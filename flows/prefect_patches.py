@@ -1,6 +1,6 @@
-"""The replacements of Prefect's private parts, each with what Prefect does without it.
+"""The replacements of Prefect's private parts. The docstring of each says what Prefect does without it.
 
-`tests/flows/test_prefect_patches.py` has a test for each that fails once Prefect does not need it.
+For each, `tests/flows/test_prefect_patches.py` has a test that fails once Prefect does not need the replacement.
 """
 
 import asyncio
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 def handle_sigterm(handler: Callable[[int, Any], None]) -> None:
     """Let Prefect install this handler of SIGTERM for flow runs.
 
-    The handler of Prefect 3.8 and 3.9 raises TerminationSignal at any point of the main thread, also in the removal of
-    a sandbox. Another handler can't be installed beside it: Prefect takes a cancellation by its worker for a crash
-    unless the process has the handler with this name.
+    The handler of Prefect 3.8 and 3.9 raises TerminationSignal at any point of the main thread, also while a sandbox is
+    removed. A handler of our own instead of Prefect's would not do: then Prefect records a cancellation by its worker
+    as a crash.
     """
     from prefect.utilities import engine
 
@@ -29,7 +29,7 @@ def handle_sigterm(handler: Callable[[int, Any], None]) -> None:
 
 @dataclass
 class _Transaction:
-    """A transaction on SQLite that has its turn to write until it ends."""
+    """A transaction on SQLite. While it is open, no other transaction of the server begins."""
 
     is_open: bool = True
 
@@ -40,23 +40,25 @@ _current_transaction: ContextVar[_Transaction | None] = ContextVar("_current_tra
 def serialize_sqlite_transactions() -> None:
     """Let each transaction of this process's server on SQLite begin when all earlier ones have ended.
 
-    SQLite has one writer at a time. Prefect 3.8 and 3.9 let each transaction take a connection and wait within SQLite
-    (https://github.com/PrefectHQ/prefect/issues/10188, https://github.com/PrefectHQ/prefect/issues/18934):
+    SQLite has one writer at a time. Prefect 3.8 and 3.9 let each transaction take a connection and wait in SQLite. This
+    has three faults (https://github.com/PrefectHQ/prefect/issues/10188,
+    https://github.com/PrefectHQ/prefect/issues/18934):
 
     - A transaction that has read before it writes is refused ("database is locked") if another one wrote meanwhile.
       The server answers 503, and Prefect's client waits 2, 4, 8, 16 and 32 s between its tries.
-    - The garbage collector closes the cursors of refused statements. SQLite lets it wait while the same connection
-      waits to write. If it runs in the thread of the event loop, no transaction can end, and the server stands still
+    - The garbage collector closes the cursors of refused statements, and must wait while their connection waits to
+      write. If the collector runs in the thread of the event loop, no transaction can end, and the server does nothing
       for 60 s, until SQLite gives up.
     - The pool has 15 connections. If all of them wait, the transaction that writes gets no second one: 20 requests to
       pause a work queue, sent at the same time, were answered after 61 s, 16 of them by errors.
 
-    A transaction that waits here has no connection. A session within a transaction does not wait for it. A task that
-    a transaction has started, and that lives longer, waits like others.
+    With this replacement, a transaction gets its connection only when it begins. A session that a transaction opens
+    begins at once. A task that a transaction has started waits like others after the transaction's end.
     """
     from prefect.server.database.configurations import SQLITE_BEGIN_MODE, AioSqliteConfiguration
 
-    begin_transaction, turn = AioSqliteConfiguration.begin_transaction, asyncio.Lock()
+    begin_transaction = AioSqliteConfiguration.begin_transaction
+    turn = asyncio.Lock()
 
     @asynccontextmanager
     async def begin_in_turn(
@@ -73,7 +75,7 @@ def serialize_sqlite_transactions() -> None:
             try:
                 async with begin_transaction(configuration, session, True) as transaction:
                     await session.connection()
-                    # A session within this transaction must not wait for it.
+                    # Sessions within this transaction must not take SQLite's lock for writing, which it holds.
                     SQLITE_BEGIN_MODE.set("DEFERRED")
                     yield transaction
             finally:

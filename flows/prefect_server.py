@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 POLL_INTERVAL_SECONDS = 0.5  # seconds between two looks at a server's process
-# Attempts to connect again for each of Prefect's events. From the third one on, Prefect waits a second before each, and
-# makes ten: at the end of a program whose server has ended, seven seconds for each event.
+# Attempts to connect again for each of Prefect's events. Prefect makes ten, and waits a second before the third one and
+# each later one. At the end of a program whose server has ended, that would take seven seconds for each event.
 RECONNECTION_ATTEMPTS = 2
 
 
@@ -42,8 +42,8 @@ async def provide_server(
     """Run the code in the context with a Prefect server: the configured one, the shared one, or an embedded one.
 
     Args:
-        find_results_path: Returns the path of the results so far, for the error if the server fails.
-        listener: Gets `on_prefect_start` before a wait for the server.
+        find_results_path: Returns the path of the results so far, for the message if the server fails.
+        listener: Receives `on_prefect_start` before a wait for the server.
 
     Yields:
         The address of the UI of the shared server, otherwise None.
@@ -66,21 +66,25 @@ async def provide_server(
     elif not PREFECT_SERVER_EPHEMERAL_ENABLED.value() or _has_prefect_started_a_server():
         yield None
     else:
-        server = await _get_shared_server(listener) or await _get_embedded_server(listener)
-        ui_url = None if server is _embedded else server.ui_url
+        ui_url: str | None = None
+        server: ServerProcess | SharedServer | None = await _get_shared_server(listener)
+        if server is not None:
+            ui_url = server.ui_url
+        else:
+            server = await _get_embedded_server(listener)
         async with _use_server(server, ui_url, find_results_path):
             yield ui_url
 
 
 def _has_prefect_started_a_server() -> bool:
-    """Return whether Prefect's own embedded server runs, as in a user's own flow. Our flows within it use it."""
+    """Return whether Prefect's own embedded server runs, as for a user's own flow. Our flows in that flow use it."""
     module = sys.modules.get("prefect.server.api.server")
     process = None if module is None else module.SubprocessASGIServer().server_process
     return process is not None and process.poll() is None
 
 
 async def _get_shared_server(listener: FlowListener) -> "SharedServer | None":
-    """Return the shared server, and start it if necessary. Return None if this run uses an embedded server instead."""
+    """Return the shared server, and start it if necessary; None if this run uses an embedded server."""
     from .server.shared import find_shared_server, start_shared_server, wants_shared_server
 
     if not wants_shared_server():
@@ -92,7 +96,7 @@ async def _get_shared_server(listener: FlowListener) -> "SharedServer | None":
     return server
 
 
-_start_lock = threading.Lock()  # Two flows that begin at one time share one server.
+_start_lock = threading.Lock()  # Two flows that begin at the same time start one server.
 _embedded: "ServerProcess | None" = None  # the embedded server of this process
 
 
@@ -102,13 +106,13 @@ async def _get_embedded_server(listener: FlowListener) -> "ServerProcess":
 
     from .server.process import NO_SCHEDULES, ServerProcess
 
-    home, auth = PREFECT_HOME.value(), f"rlm-batch:{secrets.token_urlsafe(32)}"
+    home = PREFECT_HOME.value()
 
     def start() -> ServerProcess:
         global _embedded
         with _start_lock:
             if _embedded is None or _embedded.poll() is not None:
-                log = home / "embedded-server.log"
+                log, auth = home / "embedded-server.log", f"rlm-batch:{secrets.token_urlsafe(32)}"
                 _embedded = ServerProcess.start(home, log=log, auth=auth, settings=NO_SCHEDULES).wait()
                 atexit.register(_embedded.stop)
             return _embedded
@@ -118,9 +122,13 @@ async def _get_embedded_server(listener: FlowListener) -> "ServerProcess":
 
 
 async def _run_in_thread(function: Callable[[], T]) -> T:
-    """Return the result of a function that waits for a server. A cancelled program does not wait for it."""
+    """Return the result of a function that waits for a server.
+
+    If the caller is cancelled, the thread continues. The end of the program does not wait for the thread, as it would
+    for a thread of an executor.
+    """
     result = Future[T]()
-    result.set_running_or_notify_cancel()  # The thread continues if its caller is cancelled.
+    result.set_running_or_notify_cancel()  # From now on, the future cannot be cancelled.
 
     def run() -> None:
         try:
@@ -144,7 +152,7 @@ async def _use_server(
     from prefect.events.clients import PrefectEventsClient
     from prefect.events.worker import EventsWorker
 
-    async def watch() -> None:
+    async def cancel_at_end_of_server() -> None:
         while server.poll() is None:  # noqa: ASYNC110 - nothing wakes this at a process's end
             await asyncio.sleep(POLL_INTERVAL_SECONDS)
         settings.client.max_retries = 0  # Prefect's clients would retry for a minute.
@@ -157,7 +165,7 @@ async def _use_server(
     try:
         with use_settings(server.url, server.auth, ui_url or "") as settings:
             async with _open_clients(), asyncio.timeout(None) as ending:
-                watching = asyncio.create_task(watch())
+                watching = asyncio.create_task(cancel_at_end_of_server())
                 yield
     except RlmBatchError:
         raise
@@ -180,7 +188,7 @@ def is_server_failure(error: Exception) -> bool:
 
 @asynccontextmanager
 async def _open_clients() -> AsyncIterator[None]:
-    """Let Prefect use clients that read no certificates: our servers have no TLS. It saves 50 ms of CPU a run."""
+    """Give Prefect clients without TLS certificates in the context. Reading certificates takes 50 ms of CPU a run."""
     from prefect.client.orchestration import get_client
     from prefect.context import AsyncClientContext, SyncClientContext
 
@@ -192,18 +200,19 @@ async def _open_clients() -> AsyncIterator[None]:
 
 @contextmanager
 def use_settings(url: str, auth: str | None, ui_url: str | None = None) -> Iterator["Settings"]:
-    """Use a server that rlm-batch started in the context, which has its own copy of Prefect's settings.
-
-    Prefect's `temporary_settings` reads all settings again, also those of the working directory, for 50 ms of CPU.
+    """Change Prefect's settings in the context so that its clients use a server which rlm-batch has started.
 
     Args:
         url: The address of the API.
         auth: The name and password, as NAME:PASSWORD.
-        ui_url: The address of the UI, for links in logs; by default the server's. An empty one means no links.
+        ui_url: The address of the UI, for links in logs; by default the server's. With an empty text logs have no
+            links.
     """
     from prefect.context import SettingsContext, get_settings_context
     from pydantic import SecretStr
 
+    # Prefect's `temporary_settings` would read all settings again, also files in the working directory, which takes
+    # 50 ms of CPU.
     context = get_settings_context()
     settings = context.settings
     changes = {
@@ -216,25 +225,26 @@ def use_settings(url: str, auth: str | None, ui_url: str | None = None) -> Itera
 
 
 def _describe_failure(
-    server: "ServerProcess | SharedServer", status: int | str | None, error: Exception, results: str | None
+    server: "ServerProcess | SharedServer", status: int | str | None, error: Exception, results_path: str | None
 ) -> str:
     """Return what happened to the server, with the paths of its log and of the results so far."""
     from .server.process import read_last_error
 
-    event, reason = "has failed", describe_server_error(error)
-    if status is not None:
+    if status is None:
+        event, reason = "has failed", describe_server_error(error)
+    else:
         how = f", with {describe_exit_status(status)}," if isinstance(status, int) else ""
         event, reason = f"has ended by itself{how}", ""
     with suppress(OSError):  # The log may be missing.
         reason = read_last_error(server.log, server.log_offset) or reason
+    why = f" ({reason})" if reason else ""
     kind = "embedded" if server is _embedded else "shared"
-    when = "before anything ran" if results is None else "while the flow ran"
-    text = f"Prefect's {kind} server {event} {when}{reason and f' ({reason})'}; its log is {server.log}"
-    if results is None:
-        return f"{text}. Run it again"
+    start, end = f"Prefect's {kind} server {event}", f"{why}; its log is {server.log}"
+    if results_path is None:
+        return f"{start} before anything ran{end}. Run it again"
     return (
-        f"{text}; the results so far are in {results}: run again with this `results_path`, or with "
-        "`cache_results`, to run only the rest"
+        f"{start} while the flow ran{end}; the results so far are in {results_path}: run again with this "
+        "`results_path`, or with `cache_results`, to run only the rest"
     )
 
 
@@ -249,12 +259,13 @@ async def check_server(client: "PrefectClient", url: str) -> None:
         ConfigurationError: The server does not answer, or refuses.
     """
     try:
-        await client.api_version()  # The health check needs no password.
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:  # ValueError: no JSON, as from the UI.
+        await client.api_version()  # Unlike the health check, this request needs the password.
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         response = getattr(error, "response", None)
         is_missing = response is not None and response.status_code == httpx.codes.NOT_FOUND
         if is_missing and await client.api_healthcheck() is None:
             return  # Prefect Cloud has no such address.
+        # A ValueError means that the answer is not JSON, as from the address of the UI.
         reason = "it is no Prefect API" if isinstance(error, ValueError) else describe_server_error(error)
         raise ConfigurationError(
             f"the Prefect server at {url} does not answer or refuses ({reason}): start it; or correct PREFECT_API_URL, "

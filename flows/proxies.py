@@ -26,22 +26,28 @@ def exclude_loopback(environment: MutableMapping[str, str]) -> None:
         return
     for name in proxies:
         environment[name] = re.sub("^socks://", "socks5://", environment[name])
-    # Programs prefer either no_proxy or NO_PROXY, so each of the two that is set gets the addresses.
-    for name in [name for name in environment if name.lower() == "no_proxy"] or ["no_proxy"]:
-        hosts = list(map(_simplify_ipv6, re.split(r"[\s,]+", environment.get(name, "").strip())))
-        if hosts != ["*"]:
-            environment[name] = ",".join(dict.fromkeys([*filter(None, hosts), *LOOPBACK]))
+    # Some programs prefer no_proxy and others NO_PROXY, so each of the two that is set gets the addresses.
+    variables = [name for name in environment if name.lower() == "no_proxy"] or ["no_proxy"]
+    for variable in variables:
+        hosts = re.split(r"[\s,]+", environment.get(variable, "").strip())
+        if hosts == ["*"]:  # No host uses a proxy.
+            continue
+        hosts = [_simplify_ipv6(host) for host in hosts if host]
+        hosts += [host for host in LOOPBACK if host not in hosts]
+        environment[variable] = ",".join(hosts)
 
 
 def _simplify_ipv6(host: str) -> str:
-    return re.split("[]/]", host.lstrip("["))[0] if host.count(":") > 1 and "://" not in host else host
+    """Return an IPv6 address such as `[::1]:80` without brackets, port and prefix length, and other hosts unchanged."""
+    is_ipv6 = host.count(":") > 1 and "://" not in host
+    return re.split("[]/]", host.lstrip("["))[0] if is_ipv6 else host
 
 
 def check_proxies() -> None:
-    """Exclude loopback from this process's proxies, and validate them.
+    """Let this process's requests to this machine use no proxy, and check the proxy settings.
 
     Raises:
-        ConfigurationError: A variable has a value with which no HTTP client can be created.
+        ConfigurationError: A proxy variable has a value that HTTP clients refuse.
     """
     import httpx
 

@@ -1,4 +1,4 @@
-"""The reap flow: removes orphaned sandboxes, whose flow run has ended or whose host process has died."""
+"""The flow `reap`, which removes orphaned sandboxes: their flow run has ended, or their host process has died."""
 
 import time
 from typing import Annotated
@@ -35,9 +35,9 @@ async def reap(
     - The sandbox has expired. This uses this machine's clock, so the clocks of all hosts must be right.
     - The sandbox has this server's label, and its flow run has ended or was deleted, or the run's caller in the same
       process has ended.
-    - A process of this machine opened the sandbox and has ended or was killed (`rlm-batch-process`). For local
-      sandboxes this applies only to this user's.
-    - `keep_failed` kept the sandbox, and its hour has passed. With `kept`, the hour may not have passed.
+    - A process of this machine opened the sandbox and has ended or was killed (`rlm-batch-process`). Of local
+      sandboxes, only those of this user are removed.
+    - `keep_failed` kept the sandbox, and its hour has passed. With `kept`, it is removed before its hour has passed.
 
     Snapshots of sandboxes' set-ups that have been unused for the block's `snapshot_ttl` are deleted too.
 
@@ -60,7 +60,8 @@ async def reap(
         ConfigurationError: A parameter is wrong.
         SandboxesLeft: Some sandboxes could not be removed.
     """
-    log, listener = get_run_logger(), get_current_flow().listener or FlowListener()
+    log = get_run_logger()
+    listener = get_current_flow().listener or FlowListener()
 
     def report(sentence: str) -> None:
         log.info("%s", sentence)
@@ -70,15 +71,16 @@ async def reap(
     findings = await find_orphans(block, await get_server_id(), older_than, takes_kept=kept)
     for sentence in findings.kept:
         report(sentence)
-    try:
-        async with get_client() as client:
-            for limit in [] if dry_run else await return_all_lost_slots(client):
-                report(
-                    f"the {limit.active_slots} slots in use of {limit.name} are free again, because a restart of the "
-                    "Prefect server has lost who held them; runs that still use one take it again"
-                )
-    except httpx.HTTPError as error:
-        report(f"lost slots could not be looked for: {describe_server_error(error)}")
+    if not dry_run:
+        try:
+            async with get_client() as client:
+                for limit in await return_all_lost_slots(client):
+                    report(
+                        f"the {limit.active_slots} slots in use of {limit.name} are free again, because a restart of "
+                        "the Prefect server has lost who held them; runs that still use one take it again"
+                    )
+        except httpx.HTTPError as error:
+            report(f"lost slots could not be looked for: {describe_server_error(error)}")
     for orphan in findings.orphans:
         log.info("sandbox %s of run %s: %s", orphan.info.id, orphan.info.run or "(a script)", orphan.reason)
     try:
@@ -86,9 +88,12 @@ async def reap(
             report(sentence)
     except RlmBatchError as error:
         report(f"unused snapshots could not be deleted: {error.summary}")
-    removed, errors = (findings.orphans, {}) if dry_run else await remove_orphans(block, findings.orphans)
+    removed, errors, verb = findings.orphans, {}, "would be removed"
+    if not dry_run:
+        removed, errors = await remove_orphans(block, findings.orphans)
+        verb = "removed"
     listener.on_orphans(removed)
-    log.info("%s", describe_removal(removed, block.provider_name, "would be removed" if dry_run else "removed"))
+    log.info("%s", describe_removal(removed, block.provider_name, verb))
     if errors:
         sandbox, error = next(iter(errors.items()))
         raise SandboxesLeft(
@@ -100,7 +105,7 @@ async def reap(
 
 
 async def _delete_expired_snapshots(block: SandboxProvider, *, dry_run: bool) -> list[str]:
-    """Delete the snapshots of set-ups that have expired. Return a sentence about each. Raise RlmBatchError."""
+    """Delete the snapshots of set-ups that have expired, and return a sentence about each. Raises RlmBatchError."""
     sentences: list[str] = []
     for snapshot in await block.list_snapshots():
         if snapshot.expires < time.time():

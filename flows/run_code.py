@@ -46,7 +46,7 @@ RETRIES = 2  # the flows' default
 
 
 async def _should_retry(own_task: Task[..., Any], run: TaskRun, state: State[Any]) -> bool:
-    """Return whether an error is retried: by its type, and the call's parameters."""
+    """Return whether Prefect retries a failed task run. The error's type and the call's parameters decide."""
     context = TaskRunContext.get()
     parameters = {} if context is None else context.parameters
     error = await state.result(raise_on_failure=False)  # type: ignore[misc]
@@ -70,24 +70,24 @@ class _SandboxTask(Task[P, R]):
         return tag_with_provider(super().with_options(**options))
 
     async def create_run(self, *args: Any, **options: Any) -> TaskRun:
-        """Create the run of a task that a task worker runs later."""
+        """Create a task run for a task worker, which executes it later."""
         with tags(*_list_tags(options)):
             return await super().create_run(*args, **options)
 
     async def create_local_run(self, *args: Any, **options: Any) -> TaskRun:
-        """Create the run of a task in this process."""
+        """Create a task run that this process executes."""
         with tags(*_list_tags(options)):
             return await super().create_local_run(*args, **options)
 
 
 def _list_tags(options: Mapping[str, Any]) -> set[str]:
-    """Return the tags of a run, whose parameters are among the arguments with which Prefect creates it."""
+    """Return the tags of the run that Prefect creates with these options."""
     parameters: dict[str, Any] = options.get("parameters") or {}
     return build_tags(find_provider_name(parameters.get("provider", "local")))
 
 
 def tag_with_provider(base: Task[P, R]) -> Task[P, R]:
-    """Return a copy of a task of this module, whose runs have the tags of their `provider`."""
+    """Return a copy of a task whose runs have the tags of their parameter `provider`."""
     tagged: _SandboxTask[P, R] = object.__new__(_SandboxTask)
     vars(tagged).update(vars(base))
     return tagged
@@ -141,11 +141,11 @@ async def run_code(
     shorten_engine_log(task_run.id)
     text: str = convert_code(code)
     try:
-        given = convert_fields(dict(variables or {}), allow_nonfinite=True)
+        json_variables = convert_fields(dict(variables or {}), allow_nonfinite=True)
     except NotJsonError as error:
         raise ConfigurationError(str(error)) from None
     check_code(text)
-    check_variables(text, [given])
+    check_variables(text, [json_variables])
     options = Options(timeout=timeout, collect=check_patterns(collect))
     run = await make_run(options, Plan(total=1), await resolve_provider(provider, provider_options))
     await run.check_before_start()
@@ -156,7 +156,7 @@ async def run_code(
         run.log.info("%s; results in %s", run.environment, ledger.path)
     # The task run is in the key, so equal calls have different keys.
     fingerprint = {**await run.provider.fingerprint(), "task_run": task_run.id}
-    (execution,) = assign_keys([(text, given)], fingerprint)
+    (execution,) = assign_keys([(text, json_variables)], fingerprint)
     output = OutputLog(LineBudget(), f"{task_run.name}: ")
     outcome: Outcome
     try:
@@ -165,7 +165,7 @@ async def run_code(
         outcome = Failure(error, error.meta or Meta(variables=execution.variables, provider=run.provider.provider_name))
     finally:
         output.close()
-    # It has no index, as other processes may run executions of the same flow run.
+    # Other processes may run executions of the same flow run, so there is no index.
     outcome.meta = replace(outcome.meta, index=None, attempt=task_run.run_count or 1)
     try:
         ledger.write_outcome(execution.key, outcome)
@@ -177,7 +177,7 @@ async def run_code(
 
 
 async def _execute(run: Run, execution: Execution, output: OutputLog) -> Result:
-    """Execute in a new sandbox. Raises the execution's error, or the provider's if the sandbox does not open."""
+    """Run the execution in a new sandbox. Raises its error, or the provider's error if no sandbox opens."""
     async with open_slots(run.provider, run.run_id, run.log) as slots:
         lane = Lane(run, slots)
         try:
@@ -189,7 +189,7 @@ async def _execute(run: Run, execution: Execution, output: OutputLog) -> Result:
 
 
 def _create_ledger(ledger: Ledger, run: Run) -> bool:
-    """Make the ledger and the record by which reports find it. Returns False if another task run has done so."""
+    """Create the ledger and the run's record, unless another task run has. Return whether this one created them."""
     ledger.create()
     if list_run_records(ledger.path):
         return False

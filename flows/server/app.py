@@ -1,15 +1,17 @@
-"""The Prefect servers that rlm-batch starts, as their processes run them: Prefect's application, closed to web pages.
+"""The program of a Prefect server that rlm-batch starts: Prefect's application, which refuses other web pages.
 
     python -m rlm_batch.flows.server.app SOCKET [STATE_FILE IDLE_SECONDS]
 
 SOCKET is the number of an inherited socket on loopback. With a state file, the server is shared (`shared.py`).
 
-A client of the API can run code, and a browser sends requests of any web page to a server on this machine.
+A client of the API can run code, and any web page in a browser on this machine can send requests to the server. It
+refuses them like this:
 
-- The browser names the page's origin in each web socket, and in each request that can change something.
-- A page whose host name is made to point to this machine (DNS rebinding) has the server's own origin. That name is in
-  the `Host` header.
-- A page could show the UI in a frame and make a person click in it.
+- The browser names the page's origin in the `Origin` header of each web socket, and of each request that can change
+  something. The server refuses other origins than its own.
+- A page can have a host name that points to this machine (DNS rebinding), and then has the server's own origin. The
+  server refuses other names in the `Host` header than its own.
+- A page could show the UI in a frame and make a person click in it. The server forbids frames.
 """
 
 import asyncio
@@ -40,12 +42,12 @@ from ...sandbox.process_identity import read_own_identity
 from ..prefect_patches import serialize_sqlite_transactions
 
 END_GRACE_SECONDS = 5  # seconds in which a server answers its last requests; web sockets stay open for longer
-TICKS_PER_CHECK = 10  # uvicorn has ten ticks a second
+TICKS_PER_CHECK = 10  # one check a second, because uvicorn has ten ticks a second
 Lifespan = Callable[[Any], AbstractAsyncContextManager[Any]]
 
 
 def create_closed_app() -> ASGIApp:
-    """Return Prefect's application, closed to web pages whose origins are not in Prefect's setting for CORS.
+    """Return Prefect's application. It refuses web pages whose origins are not in Prefect's setting for CORS.
 
     The server's automations call Prefect's application in the same process, without these checks.
     """
@@ -60,7 +62,7 @@ def create_closed_app() -> ASGIApp:
 
 
 class PageMiddleware:
-    """Refuse pages of other origins, and forbid them to show the server's pages in frames."""
+    """A middleware that refuses pages of other origins, and forbids frames with the server's pages."""
 
     def __init__(self, app: ASGIApp, origins: list[str]) -> None:
         self._app = app
@@ -85,10 +87,10 @@ class PageMiddleware:
 
 
 def _start_one_at_a_time(lifespan: Lifespan) -> Lifespan:
-    """Return the lifespan of an application that starts only while no other one starts with the same PREFECT_HOME.
+    """Return a lifespan whose start waits while another server of the same PREFECT_HOME starts.
 
-    A start migrates the database and registers the types of blocks. Two servers that do so at the same time on a new
-    database both find it empty, and the slower one fails on what the faster one has created (Prefect 3.8).
+    A start migrates the database and registers the types of blocks. If two servers start on a new database at the same
+    time, both find it empty, and the slower one fails because the tables exist (Prefect 3.8).
     """
 
     @asynccontextmanager
@@ -104,17 +106,17 @@ def _start_one_at_a_time(lifespan: Lifespan) -> Lifespan:
 
 
 class SharedServerProcess(uvicorn.Server):
-    """A server with a state file, which it writes when it listens and removes when it ends.
+    """A server that ends when it is idle. Its state file exists while it listens.
 
-    A command locks the state file while it uses the server, and the kernel releases the lock of a command that dies. So
-    the server ends only when it can lock the file for itself alone: during a long execution it gets no request, but is
-    in use.
+    A command holds a shared lock on the state file while it uses the server, because during a long execution the server
+    gets no request. The kernel releases the lock of a command that dies. An idle server ends once it gets the exclusive
+    lock.
 
     Args:
         config: The configuration of uvicorn.
-        listener: The socket that it listens on.
+        listener: The socket on which the server listens.
         path: The state file.
-        idle_seconds: Seconds without a request after which it ends, unless a command uses it.
+        idle_seconds: Seconds without a request after which the server is idle.
     """
 
     def __init__(self, config: uvicorn.Config, listener: socket.socket, path: Path, idle_seconds: float) -> None:
@@ -123,7 +125,7 @@ class SharedServerProcess(uvicorn.Server):
         self._path = path
         self._idle_seconds = idle_seconds
         self._handle = -1  # the open state file
-        self._requests, self._active_at = 0, 0.0
+        self._counted_requests, self._active_at = 0, 0.0
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start the application, listen, and then write the state file."""
@@ -133,8 +135,10 @@ class SharedServerProcess(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Return whether the server ends: when it is idle and no command uses it."""
-        is_over = await super().on_tick(counter)
-        return is_over or (counter % TICKS_PER_CHECK == 0 and self._is_idle() and try_lock(self._handle))
+        if await super().on_tick(counter):
+            return True
+        is_due = counter % TICKS_PER_CHECK == 0
+        return is_due and self._is_idle() and try_lock(self._handle)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Remove the state file, unless another server has replaced it, and end the application."""
@@ -146,7 +150,7 @@ class SharedServerProcess(uvicorn.Server):
         await super().shutdown(sockets)
 
     def _write_state(self) -> None:
-        """Write the state file at once as a whole. It is readable by this user alone, because it has the password."""
+        """Write the state file atomically. It has the password, so only this user can read it."""
         state = {
             "url": self._url,
             "auth": PREFECT_SERVER_API_AUTH_STRING.value(),
@@ -159,13 +163,14 @@ class SharedServerProcess(uvicorn.Server):
         partial.replace(self._path)
 
     def _is_idle(self) -> bool:
-        if self.server_state.tasks or self.server_state.total_requests != self._requests:
-            self._requests, self._active_at = self.server_state.total_requests, time.monotonic()
+        requests = self.server_state.total_requests
+        if self.server_state.tasks or requests != self._counted_requests:
+            self._counted_requests, self._active_at = requests, time.monotonic()
         return time.monotonic() - self._active_at > self._idle_seconds
 
 
-def main(number: str, state_file: str | None = None, idle_seconds: str = "0") -> None:
-    """Serve until a signal. A shared server also ends when it is idle."""
+def main(socket_number: str, state_file: str | None = None, idle_seconds: str = "0") -> None:
+    """Serve until a signal. With a state file, the server also ends when it is idle."""
     settings = get_current_settings().server
     config = uvicorn.Config(
         create_closed_app(),
@@ -176,7 +181,7 @@ def main(number: str, state_file: str | None = None, idle_seconds: str = "0") ->
         ws_ping_timeout=settings.api.websocket_ping_timeout,
         timeout_graceful_shutdown=END_GRACE_SECONDS,
     )
-    listener = socket.socket(fileno=int(number))
+    listener = socket.socket(fileno=int(socket_number))
     if state_file is None:
         server = uvicorn.Server(config)
     else:

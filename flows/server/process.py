@@ -4,7 +4,7 @@ Measured on two cores, with 500 task runs:
 
 - With batches, the recorder takes 9 ms of the server's CPU for a task run, instead of 25 ms. It has recorded all task
   runs 2 s after the last one ends, instead of 11 s.
-- The first start on an empty PREFECT_HOME migrates a database for 16 to 28 s.
+- The first start on an empty PREFECT_HOME creates a database, which takes 16 to 28 s.
 - A restarted server would lose leases that it keeps in memory, and the slots of their holders would stay taken.
 - A task that waits for a slot of its tag's limit asks again after up to 10 s by default. 50 tasks of 0.1 s under a
   limit of 4 took 47 to 67 s. With 0.5 s instead, they took 22 s.
@@ -27,7 +27,7 @@ import httpx
 from prefect.settings import get_current_settings
 
 from ...sandbox.errors import ConfigurationError
-from ..child_process import NO_PARENT, build_safe_environment, end_process, start_module
+from ..child_process import build_safe_environment, end_process, start_module
 from ..proxies import check_proxies
 
 LEASE_STORAGE = "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE"
@@ -59,17 +59,16 @@ CLIENT_SETTINGS = (
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
 START_TIMEOUT_SECONDS = 120.0  # seconds; Prefect's setting for embedded servers may be longer
 POLL_SECONDS = 0.05  # seconds between two looks at a server that starts
-NEWER_DATABASE = (
-    "Can't locate revision identified by"  # the start of the error of Alembic for a revision that this Prefect lacks
-)
+# Alembic's error if the database has a revision that this Prefect does not have.
+NEWER_DATABASE = "Can't locate revision identified by"
 
 
 @dataclass
 class ServerProcess:
     """The process of a Prefect server on loopback, which refuses requests from web pages of other addresses.
 
-    As a context manager it waits until the server answers, and ends it at last. Its log in `log` begins at the byte
-    `log_offset`.
+    As a context manager it waits until the server answers, and ends the server at the end of the context. The server's
+    output in the file `log` begins at the byte `log_offset`, after that of earlier servers.
     """
 
     url: str
@@ -92,7 +91,7 @@ class ServerProcess:
     ) -> Self:
         """Start a server, which ends with this process.
 
-        The process inherits a socket that listens, so no other process can take the port meanwhile. The process has
+        The server inherits a socket that listens, so no other process can take the port while the server starts. It has
         its own session, which Ctrl-C in a terminal does not reach: it must record the end of an interrupted flow run.
 
         Args:
@@ -100,9 +99,9 @@ class ServerProcess:
             log: The file of its output, by default `server.log` in `home`.
             port: The port on 127.0.0.1; 0 means a free one.
             auth: The name and password that clients must send, as NAME:PASSWORD.
-            settings: Environment variables in addition to ours and this process's.
+            settings: Environment variables in addition to those of `build_environment`.
             arguments: Further arguments of `app.py`.
-            outlives: The server continues when this process ends.
+            outlives: Let the server continue when this process ends.
 
         Raises:
             ConfigurationError: PREFECT_HOME cannot be used, or the port is taken.
@@ -120,24 +119,26 @@ class ServerProcess:
                 f"PREFECT_API_URL=http://127.0.0.1:{port}/api"
             ) from None
         with listener:
+            used_port = listener.getsockname()[1]
+            url = f"http://127.0.0.1:{used_port}/api"
             environment = build_environment(home) | {"PREFECT__SERVER_FINAL": "1"}
-            if not port:  # A person has chosen neither the port nor the UI's address.
-                environment.pop(UI_API_URL, None)
-            port = listener.getsockname()[1]
-            environment.setdefault(UI_API_URL, f"http://127.0.0.1:{port}/api")  # By default the UI asks port 4200.
+            # By default the UI asks port 4200. Where a person has chosen the port, the UI may have another address.
+            if not port or UI_API_URL not in environment:
+                environment[UI_API_URL] = url
             if auth is not None:
                 environment["PREFECT_SERVER_API_AUTH_STRING"] = auth
+            environment |= {**_build_origin_settings(used_port), **(settings or {})}
             offset = log.stat().st_size if log.exists() else 0
             process = start_module(
                 "rlm_batch.flows.server.app",
                 listener.fileno(),
                 *arguments,
                 log=log,
-                parent=NO_PARENT if outlives else None,
-                environment={**environment, **build_origin_settings(port), **(settings or {})},
+                outlives=outlives,
+                environment=environment,
                 pass_fds=[listener.fileno()],
             )
-        return cls(f"http://127.0.0.1:{port}/api", auth, process, log, offset)
+        return cls(url, auth, process, log, offset)
 
     @property
     def ui_url(self) -> str:
@@ -155,24 +156,25 @@ class ServerProcess:
         try:
             while not self._is_healthy():
                 if self.poll() is not None:
-                    raise ConfigurationError(self._describe_start(read_last_line(self.log, self.log_offset)))
+                    raise self._make_start_error(read_last_line(self.log, self.log_offset))
                 if time.monotonic() > deadline:
-                    raise ConfigurationError(self._describe_start(f"it did not answer within {timeout:g} s"))
+                    raise self._make_start_error(f"it did not answer within {timeout:g} s")
                 time.sleep(POLL_SECONDS)
         except BaseException:
             self.stop()
             raise
         return self
 
-    def _describe_start(self, reason: str) -> str:
-        return (
+    def _make_start_error(self, reason: str) -> ConfigurationError:
+        return ConfigurationError(
             f"the Prefect server did not start: {reason} (its log is {self.log}). Nothing ran: check PREFECT_HOME, or "
             "start a server and set PREFECT_API_URL"
         )
 
     def _is_healthy(self) -> bool:
-        """Return whether the server answers. No proxy is asked, and no certificates are read, for 25 ms of CPU."""
+        """Return whether the server answers."""
         try:
+            # Without `verify=False`, httpx would read certificates, which takes 25 ms of CPU.
             return httpx.get(f"{self.url}/health", timeout=5.0, verify=False, trust_env=False).is_success
         except httpx.HTTPError:
             return False
@@ -193,7 +195,7 @@ class ServerProcess:
 
 
 def build_environment(home: Path) -> dict[str, str]:
-    """Return the environment of a server or worker: our settings, unless this process or its profile has others."""
+    """Return the environment of a server or worker. Settings of this process and its profile go before ours."""
     settings = get_current_settings().to_environment_variables(exclude_unset=True)
     environment = build_safe_environment({**SERVER_SETTINGS, **os.environ, **settings})
     for name in CLIENT_SETTINGS:
@@ -201,18 +203,19 @@ def build_environment(home: Path) -> dict[str, str]:
     return environment | {"PREFECT_HOME": str(home.absolute())}
 
 
-def build_origin_settings(port: int) -> dict[str, str]:
-    """Return the environment variables that tell a server on loopback its own origins, and those that a person allows.
+def _build_origin_settings(port: int) -> dict[str, str]:
+    """Return the environment variables with the origins that a server on loopback accepts.
 
-    A person allows origins with PREFECT_SERVER_CORS_ALLOWED_ORIGINS, a setting of Prefect's, in the environment or in a
-    profile. `*` allows every page.
+    These are its own origins, and those in Prefect's setting PREFECT_SERVER_CORS_ALLOWED_ORIGINS, in the environment or
+    in a profile. `*` allows every page.
     """
-    own = [f"http://{name}" if port == 80 else f"http://{name}:{port}" for name in LOOPBACK_NAMES]
+    suffix = "" if port == 80 else f":{port}"
+    origins = [f"http://{name}{suffix}" for name in LOOPBACK_NAMES]
     api = get_current_settings().server.api
-    profile = api.cors_allowed_origins if "cors_allowed_origins" in api.model_fields_set else ""  # The default is `*`.
-    setting = next((os.environ[name] for name in ORIGIN_VARIABLES if name in os.environ), profile)
-    allowed = [origin for item in setting.split(",") if (origin := item.strip().rstrip("/").lower())]
-    return dict.fromkeys(ORIGIN_VARIABLES, ",".join(dict.fromkeys([*own, *allowed])))
+    if "cors_allowed_origins" in api.model_fields_set:  # Prefect's default is `*`.
+        allowed = [origin.strip().rstrip("/").lower() for origin in api.cors_allowed_origins.split(",")]
+        origins += [origin for origin in allowed if origin and origin not in origins]
+    return {name: ",".join(origins) for name in ORIGIN_VARIABLES}
 
 
 def create_prefect_home(home: Path) -> None:
@@ -236,17 +239,19 @@ def read_last_error(log: Path, offset: int) -> str:
     """Return the last error in a log after the byte `offset`, or an empty text without errors."""
     pattern = r"[A-Za-z_][\w.]*(Error|Exception|Refused)\b"
     errors = [line for line in _read_lines(log, offset) if re.match(pattern, line)]
-    if not errors or NEWER_DATABASE not in errors[-1]:
-        return errors[-1] if errors else ""
-    return (
-        f"a Prefect newer than {version('prefect')} has migrated its database: install that version, or use another "
-        "PREFECT_HOME or database"
-    )
+    error = errors[-1] if errors else ""
+    if NEWER_DATABASE in error:
+        return (
+            f"a Prefect newer than {version('prefect')} has migrated its database: install that version, or use "
+            "another PREFECT_HOME or database"
+        )
+    return error
 
 
 def read_last_line(log: Path, offset: int) -> str:
     """Return the last error in a log after the byte `offset`, or else its last line."""
-    return read_last_error(log, offset) or (_read_lines(log, offset) or ["it said nothing"])[-1]
+    lines = _read_lines(log, offset) or ["it said nothing"]
+    return read_last_error(log, offset) or lines[-1]
 
 
 def _read_lines(log: Path, offset: int) -> list[str]:

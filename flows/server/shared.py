@@ -1,8 +1,8 @@
-"""The shared Prefect server: commands of one user find it by its state file, or start it, and it ends when it is idle.
+"""The shared Prefect server, which the commands of one user start when they need it. It ends when it is idle.
 
-There is one for each machine, PREFECT_HOME, version and group of settings. The state file has its address, its password
-and the identity of its process, in a directory that only this user can use. That process holds the port for all its
-life, so the password reaches no other process.
+There is one for each machine, PREFECT_HOME, version and group of settings. Its state file has its address, its password
+and the identity of its process, in a directory that only this user can read. While that process lives, it holds the
+port, so the password reaches no other process.
 """
 
 import fcntl
@@ -34,14 +34,17 @@ from .process import NO_SCHEDULES, POLL_SECONDS, ServerProcess, create_prefect_h
 MODE_VARIABLE = "RLM_BATCH_SERVER"
 IDLE_VARIABLE = "RLM_BATCH_SERVER_IDLE"
 MODES = ("shared", "embedded")
-IDLE_SECONDS = 900.0  # seconds
-ANSWER_SECONDS = 60.0  # seconds; on a machine with many more processes than processors, a server took six
+IDLE_SECONDS = 900.0  # seconds after which a server without requests ends
+ANSWER_SECONDS = 60.0  # seconds to wait for an answer; on a very busy machine a server took six
 STATE_SECONDS = 20.0  # seconds in which a server that answers has written its state file
 
 
 @dataclass(frozen=True)
 class SharedServer:
-    """A running shared server. `lock` is the open state file, whose lock says that this process uses the server."""
+    """A running shared server, as its state file describes it.
+
+    `lock` is the open state file. While this process holds a shared lock on it, the server does not end.
+    """
 
     url: str
     auth: str
@@ -67,11 +70,11 @@ class SharedServer:
         return self.path.with_suffix(".log")
 
     def poll(self) -> str | None:
-        """Return None while the server's process runs, as `Popen.poll` does. Only its parent could get a status."""
+        """Return None while the server's process runs, and then "ended": only its parent gets the exit status."""
         return None if is_process_alive(self.process) else "ended"
 
     def check_answer(self) -> None:
-        """Raise ConfigurationError if the server is silent, because a run would wait for ever."""
+        """Raise ConfigurationError if the server does not answer, because a run would wait for ever."""
         try:
             httpx.get(f"{self.url}/health", timeout=ANSWER_SECONDS, verify=False, trust_env=False)
         except httpx.TimeoutException:
@@ -79,7 +82,7 @@ class SharedServer:
                 f"the shared Prefect server (process {self.pid}) does not answer: end it with rlm-batch server stop"
             ) from None
         except httpx.HTTPError:
-            pass  # The server ends, which the run finds out at once.
+            pass  # The server is ending, and `poll` will show it.
 
     def is_used(self) -> bool:
         """Return whether another process uses the server. Call this only without a lock."""
@@ -116,10 +119,9 @@ def wants_shared_server() -> bool:
     mode = os.environ.get(MODE_VARIABLE, "")
     if mode not in ("", *MODES):
         raise ConfigurationError(f"{MODE_VARIABLE} is {mode!r}: set it to {' or '.join(MODES)}, or unset it")
-    # Without /proc, the server's process could not be recognized.
-    if not get_idle_seconds() or mode == "embedded" or not read_own_identity():
-        return False
-    return mode == "shared"
+    may_idle = get_idle_seconds() > 0
+    has_proc = bool(read_own_identity())  # Without /proc, the server's process could not be recognized.
+    return mode == "shared" and may_idle and has_proc
 
 
 def get_idle_seconds() -> float:
@@ -137,7 +139,7 @@ def get_idle_seconds() -> float:
 
 
 def find_shared_server() -> SharedServer | None:
-    """Return the running shared server for this process's settings, or None.
+    """Use the running shared server for this process's settings, and return it; None if there is none.
 
     The server stays in use until `close` is called on it, or this process ends.
 
@@ -145,22 +147,25 @@ def find_shared_server() -> SharedServer | None:
         ConfigurationError: The directory of its state file is not private, or the server does not answer.
     """
     path = _get_path()
-    if (used := _used.get(path)) is not None:
+    used = _used.get(path)
+    if used is not None:
         if used.poll() is None:
             return used
         used.close()
     server = _open_state(path)
     if server is None:
         return None
-    if try_lock(server.lock, is_shared=True) and server.poll() is None:
-        server.check_answer()
-        return _used.setdefault(path, server)
-    server.close()  # The server ends.
-    return None
+    # An ending server holds the exclusive lock, or its process is dead.
+    is_ending = not try_lock(server.lock, is_shared=True) or server.poll() is not None
+    if is_ending:
+        server.close()
+        return None
+    server.check_answer()
+    return _used.setdefault(path, server)
 
 
 def start_shared_server() -> SharedServer:
-    """Return the shared server that another command starts now, or start it.
+    """Start the shared server and return it. If another command is starting it, wait for that start instead.
 
     Raises:
         ConfigurationError: PREFECT_HOME cannot be used, or the server did not start.
@@ -174,9 +179,9 @@ def start_shared_server() -> SharedServer:
 
 
 def _launch(path: Path) -> SharedServer:
-    """Start a server, which replaces the state file, and return it. Raises ConfigurationError if it does not start."""
+    """Start a server that writes the state file, and return it. Raises ConfigurationError if it does not start."""
     log = path.with_suffix(".log")
-    log.unlink(missing_ok=True)  # A log has the output of one server, so that logs do not grow.
+    log.unlink(missing_ok=True)  # Otherwise the log would grow with each server.
     launched = ServerProcess.start(
         PREFECT_HOME.value(),
         log=log,
@@ -188,16 +193,17 @@ def _launch(path: Path) -> SharedServer:
     # Reap the process when it ends, if this process runs then.
     threading.Thread(target=launched.process.wait, daemon=True).start()
     deadline = time.monotonic() + STATE_SECONDS
-    while (server := find_shared_server()) is None:  # The server answers just before it writes the file.
-        if time.monotonic() > deadline:
-            launched.stop()
-            raise ConfigurationError(f"the shared Prefect server did not write {path}: its log is {log}")
+    while time.monotonic() < deadline:  # The server answers just before it writes the file.
+        server = find_shared_server()
+        if server is not None:
+            return server
         time.sleep(POLL_SECONDS)
-    return server
+    launched.stop()
+    raise ConfigurationError(f"the shared Prefect server did not write {path}: its log is {log}")
 
 
 def list_shared_servers() -> Iterator[SharedServer]:
-    """Yield the running shared servers of this PREFECT_HOME and machine, without using them.
+    """Yield the running shared servers of this PREFECT_HOME and machine. They do not count as used by this process.
 
     Raises:
         ConfigurationError: The directory of the state files is not private.
@@ -211,11 +217,16 @@ def list_shared_servers() -> Iterator[SharedServer]:
 
 
 def _open_state(path: Path) -> SharedServer | None:
-    """Open a state file. Return None if it is missing or damaged."""
+    """Open a state file. Return None if it is missing or damaged.
+
+    Raises:
+        ConfigurationError: Another user can read or write the directory of the file.
+    """
     if not path.parent.exists():
         return None
     status = path.parent.stat(follow_symlinks=False)
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+    is_own_directory = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+    if not is_own_directory or status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise ConfigurationError(
             f"{path.parent} does not belong to this user alone: remove that directory, or set {MODE_VARIABLE}=embedded"
         )
@@ -238,10 +249,7 @@ def _get_folder() -> Path:
 
 
 def _get_path() -> Path:
-    """Return the state file for this machine, this installation and these settings.
-
-    The way in which Python was started does not matter, such as by a link to it or with PYTHONPATH.
-    """
+    """Return the state file for this machine, this installation and these settings."""
     settings = get_current_settings().server.to_environment_variables(exclude_unset=True)
     parts = {
         "machine": platform.node(),

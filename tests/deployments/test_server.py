@@ -15,7 +15,7 @@ from uuid import uuid4
 import httpx
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS, temporary_settings
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 from websockets.typing import Origin
@@ -167,10 +167,10 @@ def test_automations_of_the_server_reach_its_api(server: str) -> None:
 
 
 @pytest.mark.full
-def test_an_allowed_page_and_its_host_are_answered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_allowed_page_and_its_host_are_answered(tmp_path: Path) -> None:
     make_prefect_home(tmp_path)
-    monkeypatch.setenv("PREFECT_SERVER_CORS_ALLOWED_ORIGINS", " https://Prefect.example/ ")
-    with ServerProcess.start(tmp_path) as running:
+    allowed = temporary_settings({PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS: " https://Prefect.example/ "})
+    with allowed, ServerProcess.start(tmp_path) as running:
         for origin, status in (("https://prefect.example", 200), ("https://evil.example", 400)):
             page = {"Origin": origin, "Host": urlsplit(origin).netloc}
             answer = httpx.get(f"{running.url}/admin/version", headers=page, timeout=60)

@@ -38,7 +38,7 @@ class Worker:
     ) -> None:
         self.name, self.folder = name, folder
         which = ("--pool", WORK_POOL, "--type", "process", "--name", name, "--install-policy", "never")
-        command = build_module_command("prefect", "worker", "start", *which, "--limit", limit, parent=0)
+        command = build_module_command("prefect", "worker", "start", *which, "--limit", limit, outlives=True)
         if os.geteuid() == 0:
             command = [*APART, 'hostname "$0"; "$@"; exit $?', name, *command]
         settings = {**its_own(folder, api_url), **(environment or {})}
