@@ -1,7 +1,6 @@
 """The reports of flows, which print as a table, as text and as JSON."""
 
 import itertools
-from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
 from typing import Any, TypeAlias, TypeVar, overload
@@ -95,14 +94,15 @@ class Report(Sequence[ItemT]):
         Returns:
             A list of cells for each row.
         """
-        # The ledger of a run that was interrupted lacks executions, so a position may differ from the number.
-        shown = {
-            position if outcome.meta.index is None else outcome.meta.index: outcome
-            for position, outcome in enumerate(itertools.islice(self.rows_outcomes, limit))
-        }
+        shown: dict[int, Outcome] = {}  # by number; a position may differ from it if the run was interrupted
+        for position, outcome in enumerate(itertools.islice(self.rows_outcomes, limit)):
+            shown[position if outcome.meta.index is None else outcome.meta.index] = outcome
         best = {result.meta.index or 0: result for result in self.best_trials}
-        shown |= {number: result for number, result in best.items() if number not in shown}
-        tables = self._tables | (Tables.USAGE if shows_usage else Tables(0))
+        for number, result in best.items():
+            shown.setdefault(number, result)
+        tables = self._tables
+        if shows_usage:
+            tables |= Tables.USAGE
         if shows_output and any(outcome.meta.stdout.strip() for outcome in shown.values()):
             tables |= Tables.PRINTED
         table = OutcomeTable(self.spec, tables)
@@ -121,8 +121,8 @@ class Report(Sequence[ItemT]):
             A line with the counts, and a line for each of the most frequent reasons of failures.
         """
         summary = RunSummary.from_outcomes(self.outcomes, self.spec)
-        reasons = summary.failures.sort()
         lines = [describe_run(summary, len(self.outcomes))]
+        reasons = summary.failures.sort()
         lines += [reason.describe() for reason in reasons[:MAX_REASONS]]
         if len(reasons) > MAX_REASONS:
             lines.append(f"... and {len(reasons) - MAX_REASONS:,} more reasons")
@@ -132,15 +132,18 @@ class Report(Sequence[ItemT]):
         """Return sentences about the outcomes that a person should read."""
         if self.spec.noun == "step":  # A step needs no fields, because later steps read the state.
             return []
-        counts = Counter[str]()
+        silent = exited = 0
         for outcome in self.outcomes:
             if isinstance(outcome, Result) and not (outcome.meta.submitted or outcome.meta.pruned):
-                counts["called sys.exit before SUBMIT" if outcome.meta.exited else "did not call SUBMIT"] += 1
-        return [
-            f"{count} {'execution' if count == 1 else 'executions'} {reason}, so "
-            f"{'it has' if count == 1 else 'they have'} no fields"
-            for reason, count in sorted(counts.items(), reverse=True)
-        ]
+                exited += outcome.meta.exited
+                silent += not outcome.meta.exited
+        notes: list[str] = []
+        for count, reason in ((silent, "did not call SUBMIT"), (exited, "called sys.exit before SUBMIT")):
+            if count == 1:
+                notes.append(f"1 execution {reason}, so it has no fields")
+            elif count:
+                notes.append(f"{count} executions {reason}, so they have no fields")
+        return notes
 
     def pass_at_k(self, k: int, field: str = "passed", by: str | Sequence[str] | None = None) -> PassAtK:
         """Return the estimate of pass@k over the inputs.
@@ -180,14 +183,14 @@ class Report(Sequence[ItemT]):
 
     def _repr_html_(self) -> str:
         header, *rows = self.rows(MAX_SHOWN_ROWS)
-        rest = len(self.rows_outcomes) - MAX_SHOWN_ROWS
-        return render_html_table(header, rows) + (f"<p>{rest:,} more are in the report.</p>" if rest > 0 else "")
+        table = render_html_table(header, rows)
+        omitted = len(self.rows_outcomes) - MAX_SHOWN_ROWS
+        return f"{table}<p>{omitted:,} more are in the report.</p>" if omitted > 0 else table
 
     def __str__(self) -> str:
         return align_rows(self.rows(MAX_SHOWN_ROWS))
 
     def _make_item(self, outcome: Outcome) -> ItemT:
-        """Return an outcome as an item of the report."""
         return outcome  # type: ignore[return-value]
 
     def __len__(self) -> int:
@@ -314,8 +317,10 @@ class TrialsReport(Report[Outcome]):
     def list_notes(self) -> list[str]:
         """Return sentences about the outcomes that a person should read."""
         notes = super().list_notes()
-        trials = () if self.best_trials or not self.spec.constraints else self.rows_outcomes
-        if any(isinstance(trial, Result) and not self.spec.is_feasible(trial.outputs) for trial in trials):
+        if self.best_trials or not self.spec.constraints:
+            return notes
+        # Read one trial at a time, because memory may not hold all trials of a sharded job.
+        if any(isinstance(trial, Result) and not self.spec.is_feasible(trial.outputs) for trial in self.rows_outcomes):
             fields = " or ".join(self.spec.constraints)
             notes.append(f"{NO_FEASIBLE_TRIAL}, so none is the best: each has {fields} above 0")
         return notes

@@ -80,29 +80,29 @@ def pass_at_k(
     if k < 1:
         raise ConfigurationError(f"k is {k}: it must be 1 or more")
     names = [by] if isinstance(by, str) else by
-    groups: dict[str, list[bool]] = {}
+    verdicts: dict[str, list[bool]] = {}  # of the samples of each input
     counts: Counter[str] = Counter()
     for outcome in outcomes:
         status = get_status(outcome)
         counts[status] += 1
         if status != "unfinished":
-            groups.setdefault(_name_input(outcome, names), []).append(_has_passed(outcome, field))
+            verdicts.setdefault(_name_input(outcome, names), []).append(_has_passed(outcome, field))
     unfinished = _describe_unfinished(counts["unfinished"])
-    if not groups:
+    if not verdicts:
         raise ConfigurationError(f"there are no samples{unfinished}: run at least k for each input")
-    small = next((name for name, samples in groups.items() if len(samples) < k), None)
-    if small is not None:
-        raise ConfigurationError(
-            f"pass@{k} needs {k} samples of each input, and {small[:200]} has {len(groups[small])}{unfinished}: run "
-            "more samples, or name the variables that the samples of an input share, as in by='task'"
-        )
-    estimates = [
-        1.0 - math.comb(len(samples) - sum(samples), k) / math.comb(len(samples), k) for samples in groups.values()
-    ]
+    estimates: list[float] = []
+    for name, samples in verdicts.items():
+        count, passed = len(samples), sum(samples)
+        if count < k:
+            raise ConfigurationError(
+                f"pass@{k} needs {k} samples of each input, and {name[:200]} has {count}{unfinished}: run more "
+                "samples, or name the variables that the samples of an input share, as in by='task'"
+            )
+        estimates.append(1.0 - math.comb(count - passed, k) / math.comb(count, k))
     value = math.fsum(estimates) / len(estimates)
     low, high = _compute_interval(estimates, value)
-    samples = sum(map(len, groups.values()))
-    return PassAtK(k, value, low, high, len(groups), samples, counts["failed"], counts["unfinished"])
+    sample_count = sum(map(len, verdicts.values()))
+    return PassAtK(k, value, low, high, len(verdicts), sample_count, counts["failed"], counts["unfinished"])
 
 
 def _describe_unfinished(count: int) -> str:
@@ -110,26 +110,26 @@ def _describe_unfinished(count: int) -> str:
 
 
 def _name_input(outcome: Outcome, names: Sequence[str] | None) -> str:
-    """Return the input of a sample as JSON text. Raises ConfigurationError."""
+    """Return a text that names the input of a sample. Raises ConfigurationError if the sample lacks a variable."""
     variables = outcome.meta.variables
     if names is None and outcome.meta.group is not None:
         return f"input {outcome.meta.group}"
     if names is None:
         names = [name for name in variables if name != REPEAT]
-    missing = next((name for name in names if name not in variables), None)
-    if missing is not None:
-        raise ConfigurationError(
-            f"execution {outcome.meta.index} has no variable {missing!r}: it has {', '.join(variables) or 'none'}"
-        )
+    for name in names:
+        if name not in variables:
+            raise ConfigurationError(
+                f"execution {outcome.meta.index} has no variable {name!r}: it has {', '.join(variables) or 'none'}"
+            )
     return json.dumps({name: variables[name] for name in names}, sort_keys=True)
 
 
 def _has_passed(outcome: Outcome, field: str) -> bool:
-    """Return whether a sample passed. Raises ConfigurationError if its field is no answer to that."""
+    """Return whether a sample passed. Raises ConfigurationError if its field is missing, or is not true or false."""
     if not isinstance(outcome, Result) or not outcome.outputs:
         return False
     if field not in outcome.outputs:
-        has = ", ".join(map(repr, outcome.outputs)) or "none"
+        has = ", ".join(map(repr, outcome.outputs))
         raise ConfigurationError(f"execution {outcome.meta.index} has no field {field!r}: it has {has}. Pass field=")
     value: Any = outcome.outputs[field]
     if not isinstance(value, (bool, int, float)) or value not in (0, 1):
@@ -139,10 +139,11 @@ def _has_passed(outcome: Outcome, field: str) -> bool:
 
 def _compute_interval(estimates: list[float], value: float) -> tuple[float, float]:
     """Return the interval of 95 % of the mean `value` of the estimates."""
-    count: float = len(estimates)
-    spread = math.fsum((estimate - value) ** 2 for estimate in estimates)
-    if spread > 1e-12 * count:  # Otherwise the inputs have the same estimate, but for errors of rounding.
-        variance = spread / ((count - 1) * count)
+    count: float = len(estimates)  # the effective number of inputs
+    squares = math.fsum((estimate - value) ** 2 for estimate in estimates)
+    is_constant = squares <= 1e-12 * count  # All inputs have the same estimate, except for rounding errors.
+    if not is_constant:
+        variance = squares / ((count - 1) * count)
         count = value * (1 - value) / variance
     centre = (value + Z_95**2 / (2 * count)) / (1 + Z_95**2 / count)
     half = Z_95 * math.sqrt(value * (1 - value) / count + Z_95**2 / (4 * count**2)) / (1 + Z_95**2 / count)

@@ -18,14 +18,11 @@ MAX_TRIALS = 200  # trials for fANOVA, whose time grows with their square: four 
 
 @dataclass(frozen=True, slots=True)
 class Importances:
-    """The importance of each variable, as a share of one, the greatest first.
-
-    `method` is as in "fANOVA, 200 of 1,000 trials". `advice` says how to get better ones, if there is a way.
-    """
+    """The importance of each variable, as a share of one, the greatest first."""
 
     shares: dict[str, float]
-    method: str
-    advice: str = ""
+    method: str  # such as "fANOVA, 200 of 1,000 trials"
+    advice: str = ""  # how to get better ones, if there is a way
 
 
 def compute_importances(summary: "RunSummary") -> Importances | None:
@@ -38,15 +35,16 @@ def compute_importances(summary: "RunSummary") -> Importances | None:
         return None
     try:
         optuna = import_optuna()
-        evaluator, method, advice = None, "fANOVA", ""
+        evaluator, advice = None, ""
         if not isinstance(spec.space, list):  # fANOVA ignores variables that only some trials have.
             try:
                 evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)
             except ImportError:
                 advice = "pip install scikit-learn for fANOVA"
+        method = "fANOVA"
         if evaluator is None:
             evaluator, method = optuna.importance.PedAnovaImportanceEvaluator(), "PED-ANOVA"
-        if method == "fANOVA" and len(points) > MAX_TRIALS:
+        elif len(points) > MAX_TRIALS:
             points = [points[number * len(points) // MAX_TRIALS] for number in range(MAX_TRIALS)]
         trials = [Result({spec.objective: point.value}, Meta(point.index, point.variables)) for point in points]
         study = build_study(trials, spec.objectives, spec.space)
@@ -56,6 +54,6 @@ def compute_importances(summary: "RunSummary") -> Importances | None:
         return None
     if len(shares) < 2:
         return None
-    count, used = summary.points.added, len(study.trials)
-    trials_used = f"{used:,} trials" if used == count else f"{used:,} of {count:,} trials"
-    return Importances({str(k): float(v) for k, v in shares.items()}, f"{method}, {trials_used}", advice)
+    total, used = summary.points.added, len(study.trials)
+    trials_used = f"{used:,} trials" if used == total else f"{used:,} of {total:,} trials"
+    return Importances({str(name): float(share) for name, share in shares.items()}, f"{method}, {trials_used}", advice)

@@ -20,7 +20,10 @@ DEFAULT_PATIENCE = 10  # reports without improvement
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A trial's variables, or some of them if it is tried first, and the number of their alternative in the space."""
+    """The variables of a trial, and the number of their alternative in the space.
+
+    A start point may lack variables, which Optuna draws.
+    """
 
     variables: dict[str, Any]
     alternative: int = 0
@@ -66,8 +69,9 @@ def parse_objectives(
     objective: str | Sequence[str] | None, direction: Direction | Sequence[Direction]
 ) -> tuple[Objective, ...]:
     """Return the objectives with their directions. One direction applies to all. Raises ConfigurationError."""
-    names = [] if objective is None else [objective] if isinstance(objective, str) else list(objective)
-    directions: list[Direction] = [direction] * len(names) if isinstance(direction, str) else [*direction]  # type: ignore[list-item]
+    names = [objective] if isinstance(objective, str) else list(objective or ())
+    # mypy and pyright narrow this union in different ways.
+    directions: list[Any] = [direction] * len(names) if isinstance(direction, str) else list(direction)
     if len(directions) != len(names):
         raise ConfigurationError(
             f"there are {len(names)} objectives and {len(directions)} directions: give one direction for "
@@ -87,11 +91,9 @@ def plan_search(
         raise ConfigurationError(f"`start` has {len(points)} points and `trials` is {trials}: raise `trials`")
     if plan.pruner is not None and "report" in parsed.names:
         raise ConfigurationError("the variable 'report' would hide the function of that name: rename it")
-    import_optuna()
-    if plan.sampler not in SAMPLERS:
-        find_sampler_class(plan.sampler)
+    lacks_objective = plan.is_adaptive and not plan.objectives
     needs_one = plan.may_stop_early or plan.pruner is not None
-    if (plan.is_adaptive and not plan.objectives) or (needs_one and len(plan.objectives) > 1):
+    if lacks_objective or (needs_one and len(plan.objectives) > 1):
         raise ConfigurationError(
             "a search needs an objective, unless its sampler is random, and `stop_at`, `stop_after` and `pruner` need "
             "exactly one: name the submitted field with `objective`"
@@ -109,7 +111,7 @@ def continue_search(
     """Return the settings that a call leaves out and that the ledger's last search of this space has.
 
     Args:
-        settings: The call's settings; None is one that it leaves out. If it has a stop, no other stop is added.
+        settings: The call's settings. A setting that it leaves out is None. If it has a stop, no other stop is added.
         ledger: The ledger, which may not exist.
         space: The JSON of the space.
         objectives: The objectives.
@@ -121,18 +123,15 @@ def continue_search(
     missing = [name for name, value in settings.items() if value is None]
     if any(settings[name] is not None for name in STOPS):
         missing = [name for name in missing if name not in STOPS]
-    for record in reversed([] if ledger is None else list_run_records(ledger)):
+    recorded: dict[str, Any] = {}
+    for record in [] if ledger is None else list_run_records(ledger):  # The latest comes last.
         if record.search and record.space == space and record.report_spec.objectives == objectives:
-            added: dict[str, Any] = {}
-            for name in missing:
-                value = record.search.get(name)
-                if isinstance(value, CONTINUED[name]):
-                    added[name] = value
-            sampler = added.get("sampler", "tpe")
-            if sampler not in SAMPLERS and not sampler.startswith(OWN_SAMPLERS):
-                raise ConfigurationError(f"the search in {ledger} has the sampler {sampler}: name it with `sampler`")
-            return added
-    return {}
+            recorded = record.search
+    added = {name: recorded[name] for name in missing if isinstance(recorded.get(name), CONTINUED[name])}
+    sampler = added.get("sampler", "tpe")
+    if sampler not in SAMPLERS and not sampler.startswith(OWN_SAMPLERS):
+        raise ConfigurationError(f"the search in {ledger} has the sampler {sampler}: name it with `sampler`")
+    return added
 
 
 def _find_start_point(space: SearchSpace, number: int, variables: Mapping[str, Any]) -> Point:

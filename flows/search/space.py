@@ -14,7 +14,6 @@ from ...sandbox.outcomes.text_escape import escape_text
 from ...sandbox.requests.execution_request import check_variable_name
 
 MAX_SHOWN_CHOICES = 20
-PAIRS = ([int, int], [int, float], [float, int], [float, float])
 STEP_TOLERANCE = 1e-8  # the part of a step by which a number may differ from the range's, as in Optuna
 
 
@@ -33,14 +32,20 @@ class Range:
 
     def contains(self, value: Any) -> bool:
         """Return whether the value is a number of the range."""
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not self.low <= value <= self.high:
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not is_number or not self.low <= value <= self.high:
             return False
+        if self.step is None and not self.is_whole:
+            return True
         steps = (value - self.low) / (self.step or 1)
-        return not (self.is_whole or self.step) or abs(steps - round(steps)) < STEP_TOLERANCE
+        return abs(steps - round(steps)) < STEP_TOLERANCE
 
     def __str__(self) -> str:
         parts = ["integer" if self.is_whole else "real", f"{self.low} to {self.high}"]
-        parts += ["log"] if self.log else [] if self.step is None else [f"step {self.step}"]
+        if self.log:
+            parts.append("log")
+        elif self.step is not None:
+            parts.append(f"step {self.step}")
         return ", ".join(parts)
 
 
@@ -77,16 +82,19 @@ class SearchSpace:
 
     def describe(self) -> list[str]:
         """Return a line for each variable that says how it was read, such as "lr: real, 1e-05 to 0.1, log"."""
-        numbered = [(f"space {n}: ", item) for n, item in enumerate(self.alternatives)]
-        if len(numbered) == 1:
-            numbered = [("", self.alternatives[0])]
-        return [f"{prefix}{name}: {parameter}" for prefix, item in numbered for name, parameter in item.items()]
+        lines: list[str] = []
+        for number, alternative in enumerate(self.alternatives):
+            prefix = f"space {number}: " if len(self.alternatives) > 1 else ""
+            lines += [f"{prefix}{name}: {parameter}" for name, parameter in alternative.items()]
+        return lines
 
     def find_alternative(self, variables: Mapping[str, Any], *, may_lack_variables: bool = False) -> int | None:
         """Return the number of the first alternative that contains the point, or None."""
         for number, alternative in enumerate(self.alternatives):
-            has_all = may_lack_variables or alternative.keys() == variables.keys()
-            if has_all and all(name in alternative and alternative[name].contains(v) for name, v in variables.items()):
+            lacks_variables = alternative.keys() - variables.keys()
+            if lacks_variables and not may_lack_variables:
+                continue
+            if all(name in alternative and alternative[name].contains(value) for name, value in variables.items()):
                 return number
         return None
 
@@ -95,7 +103,7 @@ def check_pairs(source: Any) -> None:
     """Raise ConfigurationError for a tuple of two numbers, which could be bounds or choices."""
     for space in source if isinstance(source, (list, tuple)) else [source]:  # type: ignore[reportUnknownVariableType]
         for name, values in space.items() if isinstance(space, Mapping) else ():  # type: ignore[reportUnknownVariableType]
-            if isinstance(values, tuple) and list(map(type, values)) in PAIRS:  # type: ignore[reportUnknownArgumentType]
+            if isinstance(values, tuple) and len(values) == 2 and all(type(value) in (int, float) for value in values):  # type: ignore[reportUnknownVariableType]
                 raise ConfigurationError(
                     f"the space of {name!r} is the tuple {values}, which could be bounds or choices: write a dict with "
                     "low and high for all numbers between, or a list for these two"
@@ -110,11 +118,12 @@ def parse_space(source: Any) -> SearchSpace:
             'the space is empty or not a dict: give each variable its values, as in {"lr": {"low": 1e-5, '
             '"high": 0.1, "log": true}, "opt": ["adam", "sgd"]}; a list of such dicts has alternatives'
         )
-    for name in (name for alternative in alternatives for name in alternative):
-        check_variable_name(name, "the space: ")
-    return SearchSpace(
-        tuple({name: _parse_parameter(name, values) for name, values in item.items()} for item in alternatives), source
-    )
+    parsed: list[dict[str, Parameter]] = []
+    for alternative in alternatives:
+        for name in alternative:
+            check_variable_name(name, "the space: ")
+        parsed.append({name: _parse_parameter(name, values) for name, values in alternative.items()})
+    return SearchSpace(tuple(parsed), source)
 
 
 class _Bounds(BaseModel):
@@ -151,29 +160,32 @@ def _parse_parameter(name: str, values: Any) -> Parameter:
         bounds = (_WholeBounds if is_int else _Bounds).model_validate(values)
     except ValidationError as error:
         raise ConfigurationError(f"the space of {name!r}: {describe_problems(error)}") from None
-    low, high, step = bounds.low, bounds.high, bounds.step
-    is_guessed = bounds.type is None and all(isinstance(number, int) for number in (low, high, step or 0))
-    return Range(low, high, bounds.log, step, is_int or is_guessed)
+    has_integers = all(isinstance(number, int) for number in (bounds.low, bounds.high, bounds.step or 0))
+    is_whole = is_int or (bounds.type is None and has_integers)
+    return Range(bounds.low, bounds.high, bounds.log, bounds.step, is_whole)
 
 
 def infer_space(points: list[dict[str, Any]]) -> SearchSpace:
-    """Return a space that contains these points: a range for numbers, and choices for other values."""
-    alternatives: dict[tuple[str, ...], dict[str, dict[str, Any]]] = {}
+    """Return a space that contains these points: a range for numbers, and choices for other values.
+
+    Points with the same variables are in one alternative.
+    """
+    points_by_names: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for point in points:
-        values = alternatives.setdefault(tuple(sorted(point)), {})
-        for name, value in point.items():
-            values.setdefault(name, {}).setdefault(_write_json(value), value)
-    return SearchSpace(
-        tuple({n: _infer_parameter(list(v.values())) for n, v in values.items()} for values in alternatives.values()),
-        None,
-    )
+        points_by_names.setdefault(tuple(sorted(point)), []).append(point)
+    return SearchSpace(tuple(map(_infer_alternative, points_by_names.values())), None)
+
+
+def _infer_alternative(points: list[dict[str, Any]]) -> dict[str, Parameter]:
+    return {name: _infer_parameter([point[name] for point in points]) for name in points[0]}
 
 
 def _infer_parameter(values: list[Any]) -> Parameter:
     if all(type(value) in (int, float) and math.isfinite(value) for value in values):
         is_whole = all(type(value) is int for value in values)
         return Range(min(values), max(values), log=False, step=None, is_whole=is_whole)
-    return Choices(tuple(values))
+    distinct = {_write_json(value): value for value in values}
+    return Choices(tuple(distinct.values()))
 
 
 def _write_json(value: Any) -> str:

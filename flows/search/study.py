@@ -18,7 +18,7 @@ from ...sandbox.outcomes.outcome_json import get_status
 from ...sandbox.outcomes.text_escape import escape_text
 from ...sandbox.result import Outcome, Result
 from ...tasks.ledger.run_record import Objective
-from ..reporting.groups import read_number
+from ..reporting.groups import read_numbers
 from .plan import DEFAULT_PATIENCE, SAMPLERS, Point, SearchPlan, find_sampler_class, import_optuna
 from .space import Choices, Parameter, SearchSpace, infer_space, parse_space
 
@@ -31,7 +31,7 @@ class TrialStudy:
     """The study of one search. Its trials have the sweep's numbers."""
 
     def __init__(self, plan: SearchPlan) -> None:
-        """Create the study. Raises ConfigurationError if the sampler does not exist or Optuna is missing."""
+        """Create the study. Raises ConfigurationError if Optuna is missing or refuses the space."""
         self._optuna = import_optuna()
         self._plan = plan
         self._parameters = StudyParameters(plan.space)
@@ -64,8 +64,9 @@ class TrialStudy:
             point = self._start.pop(0)
             # Optuna draws the variables that the start point lacks.
             self.study.enqueue_trial(self._parameters.encode(point.variables, point.alternative)[0])
+        number = 0
         if len(self._plan.space.alternatives) == 1:
-            trial, number = self.study.ask(self._parameters.distributions[0]), 0
+            self.study.ask(self._parameters.distributions[0])
         else:
             trial = self.study.ask()
             number = trial.suggest_categorical(ALTERNATIVE, self._parameters.alternatives.choices)
@@ -81,11 +82,9 @@ class TrialStudy:
         params, distributions = self._parameters.encode(point.variables, point.alternative)
         self.study.add_trial(self._optuna.create_trial(state=state, params=params, distributions=distributions))
         self.count += 1
-        for start in self._start:
-            if start.alternative == point.alternative and all(
-                point.variables[name] == value for name, value in start.variables.items()
-            ):
-                self._start.remove(start)
+        for number, start in enumerate(self._start):
+            if start.alternative == point.alternative and start.variables.items() <= point.variables.items():
+                del self._start[number]
                 break
 
     def has_report(self, number: int, step: int) -> bool:
@@ -108,13 +107,13 @@ class TrialStudy:
 
         A failure, or an objective or a constraint that is not a number, has no influence on later points.
         """
-        state = self._optuna.trial.TrialState
-        values = read_numbers(outcome, [item.name for item in self._plan.objectives])
-        limits = read_numbers(outcome, self._plan.constraints)
+        states = self._optuna.trial.TrialState
+        values = read_fields(outcome, [item.name for item in self._plan.objectives])
+        limits = read_fields(outcome, self._plan.constraints)
         if isinstance(outcome, Result) and outcome.meta.pruned:
-            self.study.tell(number, state=state.PRUNED)
-        elif values is None or limits is None or not self._plan.objectives:
-            self.study.tell(number, state=state.FAIL)
+            self.study.tell(number, state=states.PRUNED)
+        elif not values or limits is None:
+            self.study.tell(number, state=states.FAIL)
         else:
             # This is what `Trial.set_constraint` does, which would draw a point again.
             for name, value in zip(self._plan.constraints, limits, strict=True):
@@ -133,11 +132,11 @@ class TrialStudy:
         A sampler by import path is seeded once, with the number of the first trial that this process draws: some
         samplers have a sequence that a new seed would break.
         """
-        plan, seed = self._plan, derive_seed(self._plan.seed, self.count)
+        seed = derive_seed(self._plan.seed, self.count)
         if self._sampler is None:
             with keep_quiet(self._optuna):
                 self._sampler = self.study.sampler = self._make_sampler(seed)
-        elif plan.sampler in SAMPLERS:
+        elif self._plan.sampler in SAMPLERS:
             # This has the effect of a new sampler. A new one would read all trials again, a third of TPE's time.
             for sampler in (self._sampler, getattr(self._sampler, "_random_sampler", None)):
                 if sampler is not None:
@@ -156,24 +155,27 @@ class TrialStudy:
         return kinds[name]()
 
     def _make_sampler(self, seed: int) -> Any:
-        samplers, is_alternating = self._optuna.samplers, len(self._plan.space.alternatives) > 1
+        samplers = self._optuna.samplers
         if self._plan.sampler == "random":
             return samplers.RandomSampler(seed=seed)
         if self._plan.sampler == "tpe":
-            # Running trials count as bad trials, so that workers do not all try the same point. With alternatives, the
-            # variables of each alternative are sampled together.
-            more = {"multivariate": True, "group": True} if is_alternating else {}
-            return samplers.TPESampler(seed=seed, constant_liar=True, **more)
-        kind = find_sampler_class(self._plan.sampler)
-        return kind(seed=seed) if "seed" in inspect.signature(kind).parameters else kind()
+            # With alternatives, the variables of each alternative are sampled together.
+            has_alternatives = len(self._plan.space.alternatives) > 1
+            options = {"multivariate": True, "group": True} if has_alternatives else {}
+            # Running trials count as bad trials, so that workers do not all try the same point.
+            return samplers.TPESampler(seed=seed, constant_liar=True, **options)
+        sampler = find_sampler_class(self._plan.sampler)
+        takes_seed = "seed" in inspect.signature(sampler).parameters
+        return sampler(seed=seed) if takes_seed else sampler()
 
-    def _suggest(self, trial: Any, name: str, distribution: Any) -> Any:
+    def _suggest(self, trial: Any, name: str, distribution: Any) -> None:
+        """Draw the value of a parameter."""
         kinds = self._optuna.distributions
         if isinstance(distribution, kinds.CategoricalDistribution):
-            return trial.suggest_categorical(name, distribution.choices)
+            trial.suggest_categorical(name, distribution.choices)
+            return
         suggest = trial.suggest_int if isinstance(distribution, kinds.IntDistribution) else trial.suggest_float
-        step = 1 if distribution.log and distribution.step is not None else distribution.step
-        return suggest(name, distribution.low, distribution.high, step=step, log=distribution.log)
+        suggest(name, distribution.low, distribution.high, step=distribution.step, log=distribution.log)
 
 
 def check_search(plan: SearchPlan) -> None:
@@ -183,11 +185,14 @@ def check_search(plan: SearchPlan) -> None:
     """
     study = TrialStudy(plan)
     names = [*(objective.name for objective in plan.objectives), *plan.constraints]
+    count = 1 if plan.sampler in SAMPLERS else STARTUP_TRIALS + 1
     try:
         with keep_quiet(import_optuna()):
-            for number in range(1 if plan.sampler in SAMPLERS else STARTUP_TRIALS + 1):
+            for number in range(count):
                 study.ask()
                 study.tell(number, Result(dict.fromkeys(names, -float(number)), Meta()))
+    except ConfigurationError:
+        raise
     except Exception as error:  # The sampler may be any code.
         raise ConfigurationError(f"the sampler {plan.sampler} cannot be used: {error}") from error
 
@@ -195,28 +200,26 @@ def check_search(plan: SearchPlan) -> None:
 class StudyParameters:
     """A space as Optuna's parameters: distributions of each alternative, and conversion of points in both directions.
 
-    A variable that is the same in all alternatives is one parameter. Otherwise each alternative has its own.
+    A variable with the same values in all its alternatives is one parameter. Otherwise each alternative has its own.
     """
 
     def __init__(self, space: SearchSpace) -> None:
         """Make the distributions. Raises ConfigurationError for bounds that Optuna refuses."""
         self._optuna = import_optuna()
         self._space = space
-        kinds: dict[str, list[Parameter]] = {}
-        for alternative in space.alternatives:
-            for name, parameter in alternative.items():
-                kinds.setdefault(name, []).append(parameter)
-        self._names = [
-            {name: name if all(p == kinds[name][0] for p in kinds[name]) else f"{name} in space {number}" for name in a}
-            for number, a in enumerate(space.alternatives)
-        ]
-        self.alternatives: Any = self._optuna.distributions.CategoricalDistribution(
-            list(range(len(space.alternatives)))
-        )
-        self.distributions: list[dict[str, Any]] = [
-            {names[name]: self._make_distribution(name, parameter) for name, parameter in alternative.items()}
-            for names, alternative in zip(self._names, space.alternatives, strict=True)
-        ]
+        numbers = list(range(len(space.alternatives)))
+        self.alternatives: Any = self._optuna.distributions.CategoricalDistribution(numbers)
+        self.distributions: list[dict[str, Any]] = []
+        self._names: list[dict[str, str]] = []  # the parameter of each variable, for each alternative
+        for number, alternative in enumerate(space.alternatives):
+            distributions: dict[str, Any] = {}
+            names: dict[str, str] = {}
+            for name, values in alternative.items():
+                is_shared = all(other.get(name, values) == values for other in space.alternatives)
+                names[name] = name if is_shared else f"{name} in space {number}"
+                distributions[names[name]] = self._make_distribution(name, values)
+            self._names.append(names)
+            self.distributions.append(distributions)
 
     def decode(self, number: int, params: Mapping[str, Any]) -> dict[str, Any]:
         """Return the variables of an alternative's point."""
@@ -252,13 +255,12 @@ class StudyParameters:
                 raise ConfigurationError(f"the space of {name!r}: {error}") from None
 
 
-def read_numbers(outcome: Outcome, names: Sequence[str]) -> list[float] | None:
+def read_fields(outcome: Outcome, names: Sequence[str]) -> list[float] | None:
     """Return the values of these fields, which may be infinite, or None if one is missing, NaN or not a number."""
     if not isinstance(outcome, Result):
         return None
-    numbers = [read_number(outcome.outputs.get(name)) for name in names]
-    known = [number for number in numbers if number is not None and not math.isnan(number)]
-    return known if len(known) == len(names) else None
+    numbers = read_numbers(outcome.outputs.get(name) for name in names)
+    return None if numbers is None or any(map(math.isnan, numbers)) else numbers
 
 
 def derive_seed(seed: int, number: int) -> int:
@@ -267,7 +269,7 @@ def derive_seed(seed: int, number: int) -> int:
 
 
 def _are_plain(choices: Choices) -> bool:
-    """Return whether Optuna can distinguish these choices: Optuna treats 1, 1.0 and true as equal."""
+    """Return whether Optuna can distinguish these choices. It treats 1, 1.0 and true as equal."""
     values = choices.values
     return all(isinstance(value, PLAIN_TYPES) for value in values) and len(set(values)) == len(values)
 
@@ -279,9 +281,10 @@ def _encode_value(parameter: Parameter, value: Any) -> Any:
 
 
 def _decode_value(parameter: Parameter, value: Any) -> Any:
-    if isinstance(parameter, Choices) and not _are_plain(parameter):
-        return next(choice for choice in parameter.values if json.dumps(choice, sort_keys=True) == value)
-    return value
+    if not isinstance(parameter, Choices) or _are_plain(parameter):
+        return value
+    choices = {json.dumps(choice, sort_keys=True): choice for choice in parameter.values}
+    return choices[value]
 
 
 def build_study(
@@ -308,43 +311,37 @@ def build_study(
                 storage=storage, study_name=name, directions=[objective.direction for objective in objectives]
             )
         except Exception as error:  # The storage may raise anything.
-            first = next(iter(str(error).splitlines()), "")
-            raise ConfigurationError(f"the study cannot be created in {storage!r}: {escape_text(first)}") from error
+            reason = escape_text(str(error).partition("\n")[0])
+            raise ConfigurationError(f"the study cannot be created in {storage!r}: {reason}") from error
         parameters = StudyParameters(parsed)
         for trial in trials:
             alternative = parsed.find_alternative(trial.meta.variables)
-            if alternative is not None:
-                params, distributions = parameters.encode(trial.meta.variables, alternative)
-                limits = read_numbers(trial, constraints)
-                frozen = _freeze_trial(optuna, trial, objectives, params, distributions)
-                for field, value in zip(constraints, limits, strict=True) if limits is not None else ():
-                    frozen.set_constraint(field, value)
-                study.add_trial(frozen)
+            if alternative is None:
+                continue
+            params, distributions = parameters.encode(trial.meta.variables, alternative)
+            state, values = _read_state(optuna, trial, objectives)
+            frozen = optuna.create_trial(
+                state=state,
+                values=values,
+                params=params,
+                distributions=distributions,
+                intermediate_values=dict(trial.meta.reports),
+                user_attrs={"index": trial.meta.index},
+            )
+            for field, value in zip(constraints, read_fields(trial, constraints) or (), strict=False):
+                frozen.set_constraint(field, value)
+            study.add_trial(frozen)
     return study
 
 
-def _freeze_trial(
-    optuna: Any,
-    outcome: Outcome,
-    objectives: tuple[Objective, ...],
-    params: dict[str, Any],
-    distributions: dict[str, Any],
-) -> Any:
-    states, reports = optuna.trial.TrialState, dict(outcome.meta.reports)
-    if isinstance(outcome, Result) and outcome.meta.pruned:
-        last = reports[max(reports)] if reports else math.nan
-        state, values = states.PRUNED, None if math.isnan(last) else [last]
-    else:
-        values = read_numbers(outcome, [item.name for item in objectives])
-        state = states.FAIL if values is None else states.COMPLETE
-    return optuna.create_trial(
-        state=state,
-        values=values,
-        params=params,
-        distributions=distributions,
-        intermediate_values=reports,
-        user_attrs={"index": outcome.meta.index},
-    )
+def _read_state(optuna: Any, trial: Outcome, objectives: tuple[Objective, ...]) -> tuple[Any, list[float] | None]:
+    """Return the state of a trial in Optuna, and its values. A pruned trial has the value of its last report."""
+    states = optuna.trial.TrialState
+    if isinstance(trial, Result) and trial.meta.pruned:
+        _, last = max(trial.meta.reports, default=(0, math.nan))
+        return states.PRUNED, None if math.isnan(last) else [last]
+    values = read_fields(trial, [item.name for item in objectives])
+    return states.FAIL if values is None else states.COMPLETE, values
 
 
 @contextmanager

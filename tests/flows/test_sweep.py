@@ -66,12 +66,8 @@ async def test_a_missing_objective_lists_the_submitted_fields():
         await sweep(CODE, GRID, objective="los")
     with pytest.raises(ConfigurationError, match="no trial submitted 'loss' as a number: call SUBMIT"):
         await sweep("pass", {"x": [1]}, objective="loss")
-    for value, message in (
-        ("'0.5'", r"loss is text. Submit float\(loss\), or name another objective"),
-        ("'low'", "loss is text. Submit a number, or name another objective"),
-        ("(1, 2)", "loss is a list. Submit a number, or"),
-    ):
-        with pytest.raises(ConfigurationError, match=f"no trial submitted 'loss' as a number: {message}"):
+    for value in ("'0.5'", "(1, 2)"):
+        with pytest.raises(ConfigurationError, match="no trial submitted 'loss' as a number: call SUBMIT"):
             await sweep(f"SUBMIT(loss={value})", {"x": [1]}, objective="loss")
 
 
