@@ -29,44 +29,66 @@ _COMPARISONS = (
 class AnswerFormat:
     """The JSON schema of an answer, and the conversion of an answer's text to a value.
 
-    `schema` describes an object, because model servers take no other schema. A value of another type is the field
-    `value` of the object.
+    `schema` describes an object, because model servers take no other schema. If the value is no object, it is the
+    field `value` of one.
     """
 
     def __init__(self, source: Any) -> None:
         """Read a JSON schema as a dict, or a type. Raises TypeError."""
         self._is_schema = isinstance(source, dict)
-        self._kind = source
-        definitions: dict[str, Any] = {}
-        own = source if self._is_schema else _describe_type(source, definitions)
-        if not self._is_schema and own.keys() == {"$ref"}:
-            own = definitions[own["$ref"].rpartition("/")[2]]
-        self._is_wrapped = own.get("type") != "object"
-        if self._is_wrapped:
-            outer = {name: own[name] for name in ("$defs", "definitions") if name in own}
-            inner = {name: value for name, value in own.items() if name not in outer}
-            own = {"type": "object", "properties": {"value": inner}, "required": ["value"], **outer}
-            own["additionalProperties"] = False
-        self._natural = {**own, "$defs": definitions} if definitions else own
-        self.schema: dict[str, Any] = self._natural if self._is_schema else _close(self._natural)
+        self._type = source
+        schema = source if self._is_schema else _describe_whole_type(source)
+        self._is_wrapped = schema.get("type") != "object"
+        # The answer is checked against this schema, in which fields with defaults are optional.
+        self._schema = _wrap(schema) if self._is_wrapped else schema
+        self.schema: dict[str, Any] = self._schema if self._is_schema else _close(self._schema)
 
     def read(self, text: str) -> Any:
         """Return the value in an answer's text. Raises ValueError if it does not fit."""
         try:
-            try:
-                value = loads(text)
-            except (ValueError, RecursionError):
-                raise ValueError("it is not JSON") from None
-            if self._is_wrapped and not (isinstance(value, dict) and value.keys() == {"value"}):
-                value = {"value": value}  # Some models leave the object out.
-            is_pydantic = hasattr(self._kind, "model_validate")
-            if not is_pydantic:
-                _check(value, self._natural, self._natural, "it")
-            value = value["value"] if self._is_wrapped else value
-            return value if self._is_schema else _build(self._kind, value)
+            return self._read(text)
         except (ValueError, TypeError, RecursionError) as error:
             problem = f"{error}. The answer: {_shorten(text)}"
             raise ValueError(f"the model's answer does not fit response_format: {problem}") from None
+
+    def _read(self, text: str) -> Any:
+        try:
+            value = loads(text)
+        except (ValueError, RecursionError):
+            raise ValueError("it is not JSON") from None
+        is_wrapped_value = isinstance(value, dict) and value.keys() == {"value"}
+        if self._is_wrapped and not is_wrapped_value:
+            value = {"value": value}  # Some models leave the object out.
+        checks_itself = hasattr(self._type, "model_validate")  # a model of pydantic
+        if not checks_itself:
+            _check(value, self._schema, self._schema, "it")
+        if self._is_wrapped:
+            value = value["value"]
+        return value if self._is_schema else _build(self._type, value)
+
+
+def _wrap(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of an object with the field `value`, which fits a schema. Definitions stay at the top."""
+    inner: dict[str, Any] = {}
+    definitions: dict[str, Any] = {}
+    for keyword, content in schema.items():
+        if keyword in ("$defs", "definitions"):
+            definitions[keyword] = content
+        else:
+            inner[keyword] = content
+    return {
+        "type": "object", "properties": {"value": inner}, "required": ["value"], "additionalProperties": False,
+        **definitions,
+    }  # fmt: skip
+
+
+def _describe_whole_type(kind: Any) -> dict[str, Any]:
+    """Return the JSON schema of a type with the definitions that it refers to. Raises TypeError."""
+    definitions: dict[str, Any] = {}
+    schema = _describe_type(kind, definitions)
+    if schema.keys() == {"$ref"}:
+        schema = definitions[schema["$ref"].rpartition("/")[2]]
+    return {**schema, "$defs": definitions} if definitions else schema
 
 
 def _describe_type(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
@@ -117,18 +139,19 @@ def _is_typed_dict(kind: type) -> bool:
 
 
 def _list_fields(kind: Any) -> dict[str, tuple[Any, bool]]:
+    """Return the types of the fields of a dataclass or TypedDict by name, and whether they are required."""
     import dataclasses
     import typing
 
     hints = typing.get_type_hints(kind)
     if not dataclasses.is_dataclass(kind):
         return {name: (hint, name in kind.__required_keys__) for name, hint in hints.items()}
-    missing = dataclasses.MISSING
-    return {
-        field.name: (hints[field.name], field.default is missing and field.default_factory is missing)
-        for field in dataclasses.fields(kind)
-        if field.init
-    }
+    fields: dict[str, tuple[Any, bool]] = {}
+    for field in dataclasses.fields(kind):
+        has_default = field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
+        if field.init:
+            fields[field.name] = hints[field.name], not has_default
+    return fields
 
 
 def _is_union(origin: Any) -> bool:
@@ -139,7 +162,7 @@ def _is_union(origin: Any) -> bool:
 
 
 def _close(schema: Any) -> Any:
-    """Return the schema with objects that have all their fields and no others, as OpenAI's strict mode requires."""
+    """Return the schema, but each object must have all its fields and no others, as OpenAI's strict mode requires."""
     if isinstance(schema, list):
         return [_close(item) for item in schema]
     if not isinstance(schema, dict):
@@ -154,10 +177,13 @@ def _close(schema: Any) -> Any:
 
 
 def _check(value: Any, schema: Any, root: dict[str, Any], place: str) -> None:
-    """Check a JSON value against a schema. Other keywords than those here are ignored. Raises ValueError."""
+    """Check a JSON value against a schema. Raises ValueError, which calls the value `place`.
+
+    `root` has the definitions. Keywords that do not occur here are ignored.
+    """
+    if schema is False:
+        raise ValueError(f"{place} must not be there")
     if not isinstance(schema, dict):
-        if schema is False:
-            raise ValueError(f"{place} must not be there")
         return
     if "$ref" in schema:
         _check(value, _find_definition(schema["$ref"], root), root, place)
@@ -175,21 +201,13 @@ def _check(value: Any, schema: Any, root: dict[str, Any], place: str) -> None:
     if kinds and not any(_has_type(value, kind) for kind in kinds):
         raise ValueError(f"{place} is {_show(value)} and must be of the type {' or '.join(kinds)}")
     if isinstance(value, dict):
-        properties = schema.get("properties", {})
-        for name in schema.get("required", ()):
-            if name not in value:
-                raise ValueError(f"{place} has no {name!r}")
-        for name, item in value.items():
-            inner = properties.get(name, schema.get("additionalProperties", True))
-            if inner is False:
-                raise ValueError(f"{place} has a field {name!r} that the schema does not have")
-            _check(item, inner, root, f"{place}[{name!r}]")
+        _check_fields(value, schema, root, place)
     elif isinstance(value, list):
         _check_length(value, schema, "Items", place)
-        first = schema.get("prefixItems", ())
-        for number, item in enumerate(value):
-            inner = first[number] if number < len(first) else schema.get("items", True)
-            _check(item, inner, root, f"{place}[{number}]")
+        first_schemas = schema.get("prefixItems", ())
+        for i, item in enumerate(value):
+            item_schema = first_schemas[i] if i < len(first_schemas) else schema.get("items", True)
+            _check(item, item_schema, root, f"{place}[{i}]")
     elif isinstance(value, str):
         _check_length(value, schema, "Length", place)
         if "pattern" in schema:
@@ -203,8 +221,22 @@ def _check(value: Any, schema: Any, root: dict[str, Any], place: str) -> None:
                 raise ValueError(f"{place} is {value} and its {keyword} is {schema[keyword]}")
 
 
+def _check_fields(value: dict[str, Any], schema: dict[str, Any], root: dict[str, Any], place: str) -> None:
+    for name in schema.get("required", ()):
+        if name not in value:
+            raise ValueError(f"{place} has no {name!r}")
+    properties = schema.get("properties", {})
+    other = schema.get("additionalProperties", True)
+    for name, item in value.items():
+        field_schema = properties.get(name, other)
+        if field_schema is False:
+            raise ValueError(f"{place} has a field {name!r} that the schema does not have")
+        _check(item, field_schema, root, f"{place}[{name!r}]")
+
+
 def _check_length(value: Any, schema: dict[str, Any], unit: str, place: str) -> None:
-    if not schema.get(f"min{unit}", 0) <= len(value) <= schema.get(f"max{unit}", len(value)):
+    shortest, longest = schema.get(f"min{unit}", 0), schema.get(f"max{unit}", len(value))
+    if not shortest <= len(value) <= longest:
         raise ValueError(f"{place} has the length {len(value)}, outside of min{unit} and max{unit}")
 
 
@@ -217,12 +249,13 @@ def _fits(value: Any, schema: Any, root: dict[str, Any]) -> bool:
 
 
 def _find_definition(reference: str, root: dict[str, Any]) -> Any:
-    found: Any = root
+    """Return the part of the schema that a reference like "#/$defs/Point" names. Raises ValueError."""
+    part: Any = root
     for name in reference.lstrip("#").split("/")[1:]:
-        if not isinstance(found, dict) or name not in found:
+        if not isinstance(part, dict) or name not in part:
             raise ValueError(f"the schema has no {reference}")
-        found = found[name]
-    return found
+        part = part[name]
+    return part
 
 
 def _has_type(value: Any, kind: str) -> bool:
@@ -234,6 +267,7 @@ def _has_type(value: Any, kind: str) -> bool:
 
 
 def _are_equal(value: Any, other: Any) -> bool:
+    """Compare as JSON does: true is not 1."""
     return isinstance(value, bool) == isinstance(other, bool) and value == other
 
 
@@ -246,7 +280,7 @@ def _shorten(text: str) -> str:
 
 
 def _build(kind: Any, value: Any) -> Any:
-    """Return a JSON value, which fits a type's schema, as a value of the type. Raises ValueError and TypeError."""
+    """Convert a JSON value that fits a type's schema to the type. Raises ValueError and TypeError."""
     import enum
     import typing
 

@@ -2,8 +2,8 @@
 
 An interrupt is raised only between two instructions of the code, never inside the channel's own work.
 
-The driver starts no threads. Of the threads that wait for a reply, one reads the channel for all. This thread
-passes the role on when its own reply has arrived.
+The driver starts no threads. Of the threads that wait for a reply, one reads the channel for all. When the reply of
+this reader has arrived, another waiting thread becomes the reader.
 """
 
 from __future__ import annotations
@@ -39,12 +39,16 @@ FORK_REQUESTS = 5  # descriptor of the socket for fork requests, if any
 
 
 def place_descriptors(ends: list[int]) -> list[int]:
-    """Move a child's pipe ends (channel, output, error, fork requests) to fixed numbers; return the old descriptors."""
-    high = FORK_REQUESTS + 1  # above the fixed numbers
-    copies = [fd if fd >= high else fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, high) for fd in ends]
-    for copy, place in zip(copies, (CHANNEL_IN, CHANNEL_OUT, 1, 2, FORK_REQUESTS)):
-        os.dup2(copy, place, inheritable=place < CHANNEL_IN)
-    return copies
+    """Copy a child's pipe ends (channel, output, error, fork requests) to fixed numbers.
+
+    Return the descriptors that were copied and are to be closed. All are above the fixed numbers.
+    """
+    lowest = FORK_REQUESTS + 1
+    sources = [fd if fd >= lowest else fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, lowest) for fd in ends]
+    for source, target in zip(sources, (CHANNEL_IN, CHANNEL_OUT, 1, 2, FORK_REQUESTS)):
+        is_output = target in (1, 2)
+        os.dup2(source, target, inheritable=is_output)
+    return sources
 
 
 def report_unconfined(error: OSError) -> NoReturn:
@@ -67,7 +71,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class InterruptShield:
-    """The handler of SIGINT for the code; inside its `with` block the main thread is not interrupted."""
+    """The handler of SIGINT for the code. A `with` block of this object delays interrupts of the main thread."""
 
     def __init__(self) -> None:
         self.get_thread_id = get_ident
@@ -112,38 +116,38 @@ class InterruptShield:
 class Waiter:
     """A thread that waits for one frame: a reply, the settings or the next execution."""
 
-    __slots__ = ("event", "frame", "is_reader", "is_waiting")
+    __slots__ = ("frame", "is_reader", "is_waiting", "wake_lock")
 
     def __init__(self) -> None:
-        self.event = allocate_lock()
-        self.event.acquire()
+        self.wake_lock = allocate_lock()
+        self.wake_lock.acquire()  # The thread sleeps by acquiring this lock a second time, until `wake` releases it.
         self.frame: tuple[dict[str, Any], bytes | None] | None = None
         self.is_waiting = False
         self.is_reader = False  # this thread reads the channel for all waiting threads
 
     def wake(self) -> None:
-        if self.event.locked():
-            self.event.release()
+        if self.wake_lock.locked():
+            self.wake_lock.release()
 
 
 class ThreadExecution(_thread._local):  # type: ignore[reportPrivateUsage]
-    """The number and token of the calling thread's execution. Threads of native code belong to no execution."""
+    """The number and token of the calling thread's execution. A thread that native code started has none."""
 
     number = 0
     token = ""
 
     def begin(self, number: int, token: str, is_only: bool) -> None:
-        """Assign the execution to the calling thread; with `is_only`, make it every thread's default."""
+        """Assign an execution to the calling thread, or if it is the only one of the process to every thread."""
         owner = type(self) if is_only else self
         owner.number, owner.token = number, token
 
     @classmethod
     def forget(cls) -> None:
-        """Remove the threads' default execution, which a fork inherits from its parent."""
+        """Remove the execution of every thread, which a fork inherits from its parent."""
         cls.number, cls.token = 0, ""
 
     def pass_on(self) -> None:
-        """Make each future thread belong to the execution of the thread that starts it."""
+        """Let each thread that is started from now on belong to the execution of the thread that starts it."""
         threading = sys.modules.get("threading")
         for name in ("start_new_thread", "start_new", "start_joinable_thread"):  # the last one from Python 3.13 on
             start = getattr(_thread, name, None)
@@ -155,11 +159,11 @@ class ThreadExecution(_thread._local):  # type: ignore[reportPrivateUsage]
 
     def _wrap(self, start: Callable[..., Any]) -> Callable[..., Any]:
         def start_thread(function: Any, *args: Any, **options: Any) -> Any:
-            # The new thread empties this list, because any thread could read the token in a frame's variables.
-            handed = [(self.number, self.token)]
+            # Any thread can read the variables of a frame, so the new thread removes the token from this list.
+            executions = [(self.number, self.token)]
 
             def run(*values: Any, **keywords: Any) -> Any:
-                self.number, self.token = handed.pop()
+                self.number, self.token = executions.pop()
                 return function(*values, **keywords)
 
             return start(run, *args, **options)
@@ -172,11 +176,11 @@ class Channel:
     """The frames to and from the supervisor.
 
     `number` counts the executions from 1, and `own` holds the execution of the calling thread. Frames that end an
-    execution carry its token. `call_token` belongs to the current execution, whichever thread calls.
+    execution carry its token. Calls carry the `call_token` of the current execution, whichever thread calls.
     """
 
-    NEXT, SETTINGS = -1, -2  # waiter keys for the next execution and for the settings
-    _KINDS = {"execute": NEXT, "start": SETTINGS}  # noqa: RUF012 - keys of frames that answer no call
+    NEXT, SETTINGS = -1, -2  # in the place of a call's number: the next execution, and the settings
+    _NUMBERS = {"execute": NEXT, "start": SETTINGS}  # noqa: RUF012 - numbers of frames that answer no call
 
     def __init__(self, shield: InterruptShield) -> None:
         self.number = 0
@@ -209,10 +213,8 @@ class Channel:
         return self.own.number == self.number
 
     def begin_execution(self, header: dict[str, Any]) -> None:
-        """Make the header's execution the current one, and remove the token from the header.
-
-        Otherwise threads that earlier executions started could read the token from this call's variables.
-        """
+        """Make the header's execution the current one, and remove the token from the header."""
+        # Threads of earlier executions can read the variables of frames, and must not find the token there.
         self.number += 1
         self.call_token = header["call_token"]
         if self.number == 1 and not header["once"]:
@@ -220,6 +222,7 @@ class Channel:
         self.own.begin(self.number, header.pop("token"), is_only=header["once"])
 
     def expect_execution(self) -> Waiter:
+        """Return the waiter for the next execution, whose frame may arrive from now on."""
         return self._waiters.setdefault(self.NEXT, Waiter())
 
     def wait_for_settings(self) -> bytes:
@@ -237,7 +240,7 @@ class Channel:
                     self._has_reader = waiter.is_reader = True
             while waiter.frame is None:
                 if not waiter.is_reader:
-                    waiter.event.acquire()
+                    waiter.wake_lock.acquire()  # until its frame has arrived, or it becomes the reader
                     continue
                 if self._shield.is_running:
                     self._poll.poll()  # An interrupt may be raised here, but not during a read.
@@ -248,21 +251,30 @@ class Channel:
             with self._shield, self.lock:
                 self._waiters.pop(number, None)
                 if waiter.is_reader:
-                    heir = next((w for w in self._waiters.values() if w.is_waiting and w.frame is None), None)
-                    self._has_reader = heir is not None
-                    if heir is not None:
-                        heir.is_reader = True
-                        heir.wake()
+                    self._choose_reader()
+
+    def _choose_reader(self) -> None:
+        """Make another waiting thread the reader. The caller holds the lock."""
+        self._has_reader = False
+        for waiter in self._waiters.values():
+            if waiter.is_waiting and waiter.frame is None:
+                self._has_reader = waiter.is_reader = True
+                waiter.wake()
+                return
 
     def _read(self) -> None:
         data = os.read(CHANNEL_IN, READ_BYTES)
         if not data:
             os._exit(0)  # the supervisor has ended
         for header, body in self._frames.feed(data):
-            number = self._KINDS.get(header["op"]) or header["call"]
+            number = self._NUMBERS.get(header["op"])
+            if number is None:
+                number = header["call"]
+                if header["token"] != self.call_token:
+                    continue  # a reply to an earlier execution
             with self.lock:
                 waiter = self._waiters.get(number)
-                if waiter is not None and (number < 0 or header["token"] == self.call_token):
+                if waiter is not None:
                     waiter.frame = (header, body)
                     waiter.wake()
 
@@ -299,6 +311,7 @@ class Channel:
 
 
 def _build_host_error(error: dict[str, str]) -> BaseException:
+    """Return an error of the type that the host's function raised, or ToolError for a type that is not built in."""
     import builtins
 
     kind: Any = getattr(builtins, error["type"], None)

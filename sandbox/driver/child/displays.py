@@ -1,7 +1,7 @@
 """Values that code shows without submitting them: the value of its last expression, and its displays.
 
-`repr` and methods like `_repr_html_` are the code's own. If they raise an Exception, it is reported
-instead of their result. Any other exception ends the code, as it would elsewhere.
+`repr` and methods like `_repr_html_` are the code's own. If such a method raises an Exception, the exception is shown
+instead of its result. Any other exception, such as a SystemExit, ends the code.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FORMS = {"_repr_html_": "text/html", "_repr_svg_": "image/svg+xml", "_repr_png_"
 PLAIN_TYPES = frozenset((int, float, bool, str, list, dict, tuple, bytes))  # types without a form besides `repr`
 SIZED_TYPES = (str, bytes, list, tuple, dict)
 MAX_NOTE_CHARACTERS = MAX_NOTE_BYTES // 6 - len(TEXT)  # a character takes at most 6 bytes of JSON
-MORE = f"an execution may display {MAX_DISPLAYS_BYTES // 1024 // 1024} MiB and {MAX_DISPLAYS:,} displays"
+LIMITS = f"an execution may display {MAX_DISPLAYS_BYTES // 1024 // 1024} MiB and {MAX_DISPLAYS:,} displays"
 
 
 class Displays:
@@ -59,16 +59,15 @@ class Displays:
             text = describe(value)
             body = _encode({"repr": text})
         self._send("value", body)
-        pyplot: Any = MODULES.get(PYPLOT)
-        # An open figure is shown at the end.
-        is_open_figure = pyplot and _is_figure(value) and pyplot.fignum_exists(getattr(value, "number", -1))
-        if type(value) not in PLAIN_TYPES and not is_open_figure:
-            bundle = _build_bundle(value)
-            if bundle:
-                bundle.setdefault(TEXT, text or describe(value))
-                self._send_bundle(bundle)
+        if type(value) in PLAIN_TYPES or _is_open_figure(value):
+            return  # open figures are shown at the end
+        bundle = _build_bundle(value)
+        if bundle:
+            bundle.setdefault(TEXT, text or describe(value))
+            self._send_bundle(bundle)
 
     def show_figures(self) -> None:
+        """Display and close the open figures of pyplot."""
         pyplot: Any = MODULES.get(PYPLOT)
         if pyplot is None:
             return
@@ -89,21 +88,22 @@ class Displays:
         if self._count == MAX_DISPLAYS:
             bundle, left_out = {}, ["this display and the following ones"]
         # A display and its note go in one frame.
-        room = min(MAX_DISPLAYS_BYTES - self._bytes, MAX_DISPLAYS_BYTES - MAX_NOTE_BYTES)
+        max_bytes = min(MAX_DISPLAYS_BYTES - self._bytes, MAX_DISPLAYS_BYTES - MAX_NOTE_BYTES)
         body = b""
         while bundle:
             sizes = {name: _count_bytes(data) for name, data in bundle.items()}
-            if sum(sizes.values()) <= room:
+            if sum(sizes.values()) <= max_bytes:
                 body = _encode(bundle)
-                if len(body) <= room:
+                if len(body) <= max_bytes:
                     self._bytes += len(body)
                     break
-            name = max(sizes, key=sizes.__getitem__)
-            left_out.append(f"{name} of {sizes[name]:,} bytes")
-            del bundle[name]
+            largest = max(sizes, key=sizes.__getitem__)
+            left_out.append(f"{largest} of {sizes[largest]:,} bytes")
+            del bundle[largest]
         if left_out:
-            note = f"[left out: {', '.join(left_out)}; {MORE}]"[:MAX_NOTE_CHARACTERS]
-            body = _encode({**bundle, TEXT: f"{bundle[TEXT]}\n{note}" if TEXT in bundle else note})
+            note = f"[left out: {', '.join(left_out)}; {LIMITS}]"[:MAX_NOTE_CHARACTERS]
+            bundle[TEXT] = f"{bundle[TEXT]}\n{note}" if TEXT in bundle else note
+            body = _encode(bundle)
         self._send("display", body)
 
 
@@ -129,18 +129,18 @@ def _encode_value(value: Any) -> bytes | None:
 
 
 def describe(value: Any) -> str:
-    """Return the value's `repr`, cut to the limit. Of text or bytes, convert only the part that is shown."""
+    """Return the value's `repr`, cut to the limit."""
     if type(value) in (str, bytes):
-        rest = len(value) - MAX_REPR_CHARACTERS
-        text = repr(value[:MAX_REPR_CHARACTERS])
+        excess = len(value) - MAX_REPR_CHARACTERS
+        text = repr(value[:MAX_REPR_CHARACTERS])  # The value may be much larger.
     else:
         try:
             text = str.__str__(repr(value))  # a class of the code may return a subclass of str
         except Exception as error:
             text = f"<{type(value).__qualname__}, whose repr raised {_describe_error(error)}>"
-        rest = len(text) - MAX_REPR_CHARACTERS
+        excess = len(text) - MAX_REPR_CHARACTERS
         text = text[:MAX_REPR_CHARACTERS]
-    return f"{text}\n[... {rest:,} characters left out ...]" if rest > 0 else text
+    return f"{text}\n[... {excess:,} characters left out ...]" if excess > 0 else text
 
 
 def _build_bundle(value: Any) -> dict[str, Any]:
@@ -151,20 +151,24 @@ def _build_bundle(value: Any) -> dict[str, Any]:
         file = io.BytesIO()
         value.savefig(file, format="png", bbox_inches="tight")
         return {"image/png": file.getvalue()}
-    bundle: dict[str, Any] = {}
-    forms = _call_form(value, "_repr_mimebundle_", include=None, exclude=None)
-    if type(forms) is tuple and forms:  # data and metadata
-        bundle.update(forms[0] if type(forms[0]) is dict else {})  # type: ignore[reportUnknownArgumentType]
-    elif type(forms) is dict:  # type: ignore[reportUnknownArgumentType]
-        bundle.update(forms)  # type: ignore[reportUnknownArgumentType]
-    bundle = dict(list(bundle.items())[:MAX_TYPES])
+    result: Any = _call_form(value, "_repr_mimebundle_", include=None, exclude=None)
+    if type(result) is tuple and result:  # type: ignore[reportUnknownArgumentType]
+        result = result[0]  # type: ignore[reportUnknownVariableType] - data, followed by metadata
+    forms: dict[Any, Any] = result if type(result) is dict else {}  # type: ignore[reportUnknownArgumentType]
+    items = list(forms.items())[:MAX_TYPES]
     for method, name in FORMS.items():
-        if name not in bundle and len(bundle) < MAX_TYPES:
-            bundle[name] = _call_form(value, method)
-    return {name: data for name, data in ((name, _convert(name, data)) for name, data in bundle.items()) if data}
+        if name not in forms and len(items) < MAX_TYPES:
+            items.append((name, _call_form(value, method)))
+    bundle: dict[str, Any] = {}
+    for name, form in items:
+        data = _convert(name, form)
+        if data:
+            bundle[name] = data
+    return bundle
 
 
 def _call_form(value: Any, method: str, **options: Any) -> Any:
+    """Return the result of a method like `_repr_html_`, or None if it is missing or fails."""
     kind: Any = type(value)  # type: ignore[reportUnknownVariableType]
     function: Any = getattr(kind, method, None)
     if function is None:
@@ -193,9 +197,15 @@ def _convert(name: Any, data: Any) -> Any:
 
 
 def _is_figure(value: Any) -> bool:
+    """Return whether a value is a figure of matplotlib."""
     module: Any = MODULES.get("matplotlib.figure")
     kind: Any = getattr(module, "Figure", None)
     return isinstance(kind, type) and isinstance(value, kind)
+
+
+def _is_open_figure(value: Any) -> bool:
+    pyplot: Any = MODULES.get(PYPLOT)
+    return pyplot is not None and _is_figure(value) and pyplot.fignum_exists(getattr(value, "number", -1))
 
 
 def _count_bytes(data: Any) -> int:
@@ -223,6 +233,7 @@ def _describe_error(error: Exception) -> str:
 
 
 def _complain(text: str) -> None:
+    """Write a line to the code's stderr."""
     try:
         stream: Any = sys.stderr
         stream.write(f"rlm-batch: {text}\n")

@@ -20,11 +20,12 @@ START_PREFIXES = ("PYTHON", "LC_", "LD_", "MALLOC_", "GLIBC_")
 
 
 def needs_new_start(environment: dict[str, str]) -> bool:
-    """Return whether these variables take effect only in a newly started Python."""
-    return any(
-        os.environ.get(name) != value and (name in START_VARIABLES or name.startswith(START_PREFIXES))
-        for name, value in environment.items()
-    )
+    """Return whether one of these variables takes effect only in a newly started Python."""
+    for name, value in environment.items():
+        is_read_at_start = name in START_VARIABLES or name.startswith(START_PREFIXES)
+        if is_read_at_start and os.environ.get(name) != value:
+            return True
+    return False
 
 
 def enter_environment(settings: dict[str, Any]) -> None:
@@ -42,7 +43,7 @@ def enter_environment(settings: dict[str, Any]) -> None:
 def _use_python(executable: str, python_path: list[str]) -> None:
     """Make this executable the code's Python (`sys.executable`, PATH), so that processes of the code start it.
 
-    If the executable is missing, as on another machine, create its directory for that machine's Python.
+    A local sandbox has the executable. Elsewhere it is missing: create its directory for the machine's own Python.
     """
     prefix = os.path.dirname(os.path.dirname(executable))
     if not os.path.lexists(executable):
@@ -52,9 +53,9 @@ def _use_python(executable: str, python_path: list[str]) -> None:
             write_python_directory(prefix, base, first=python_path, sites=sites)
         except OSError:
             return  # full or read-only file system: use the machine's Python without the modules
-        # This is for scripts whose first line names the machine's Python.
-        given = os.environ.get("PYTHONPATH")
-        os.environ["PYTHONPATH"] = os.pathsep.join([*python_path, *([given] if given else [])])
+        # Scripts whose first line names the machine's Python do not use the directory, but find the modules so.
+        paths = [*python_path, os.environ.get("PYTHONPATH", "")]
+        os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     sys.executable, sys.prefix, sys.exec_prefix = executable, prefix, prefix
     sys.orig_argv = [executable, *sys.argv]
     os.environ["VIRTUAL_ENV"] = prefix
@@ -63,9 +64,9 @@ def _use_python(executable: str, python_path: list[str]) -> None:
 
 
 def hide_missing_site() -> None:
-    """Clear the flag that this Python started without `site`, as the driver of a local sandbox does.
+    """Clear the flag that this Python was started without `site`, as in a local sandbox.
 
-    `multiprocessing` and joblib pass Python's flags to the processes that they start, which would find no packages.
+    `multiprocessing` and joblib pass the flag to the processes that they start, which then would find no packages.
     """
     if sys.flags.no_site:
         import ctypes
@@ -79,18 +80,23 @@ def open_streams() -> dict[str, Any]:
     """Replace Python's streams by the code's: UTF-8 unless the environment chooses, and each line written at once."""
     streams: dict[str, Any] = {}
     for fd, name in enumerate(("stdin", "stdout", "stderr")):
-        own: Any = getattr(sys, name)
-        errors = "backslashreplace" if fd else "replace"
-        choices = (own.encoding, own.errors) if "PYTHONIOENCODING" in os.environ else ("utf-8", errors)
-        if fd and os.environ.get("PYTHONUNBUFFERED"):
+        is_input = name == "stdin"
+        encoding, errors = "utf-8", "replace" if is_input else "backslashreplace"
+        if "PYTHONIOENCODING" in os.environ:
+            present: Any = getattr(sys, name)
+            encoding, errors = present.encoding, present.errors
+        if is_input:
+            stream: Any = open(fd, encoding=encoding, errors=errors, closefd=False)  # noqa: SIM115
+        elif os.environ.get("PYTHONUNBUFFERED"):
             import io
 
             raw: Any = io.FileIO(fd, "w", closefd=False)
-            streams[name] = io.TextIOWrapper(raw, *choices, write_through=True)
+            stream = io.TextIOWrapper(raw, encoding, errors, write_through=True)
         else:
-            streams[name] = open(fd, "w" if fd else "r", 1 if fd else -1, *choices, closefd=False)  # noqa: SIM115
-        setattr(sys, name, streams[name])
-        setattr(sys, f"__{name}__", streams[name])
+            stream = open(fd, "w", 1, encoding, errors, closefd=False)  # noqa: SIM115
+        streams[name] = stream
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
     return streams
 
 
@@ -105,8 +111,10 @@ class ImportWatcher:
         action = self.actions.get(name)
         if action is None:
             return None
-        others = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
-        spec: Any = next((spec for spec in others if spec is not None), None)
+        spec: Any = None
+        for finder in sys.meta_path:
+            if finder is not self and spec is None:
+                spec = finder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 

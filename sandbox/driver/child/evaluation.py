@@ -1,6 +1,7 @@
 """The compilation of code, and the event loop for code that awaits at its top level, as in a notebook.
 
-The value of the last statement is kept if that is an expression. `asyncio` is imported only for code that awaits.
+The last statement is compiled apart if it is an expression, because its value is shown. `asyncio` is imported only for
+code that awaits.
 """
 
 from __future__ import annotations
@@ -16,23 +17,29 @@ if TYPE_CHECKING:
 IS_COROUTINE = 0x80  # inspect.CO_COROUTINE
 ONLY_AST = 0x400  # ast.PyCF_ONLY_AST
 TOP_LEVEL_AWAIT = 0x2000  # ast.PyCF_ALLOW_TOP_LEVEL_AWAIT: changes only code that awaits
-MARKS = frozenset("()[]{}'\"#;\\\n")  # A line with one of these may not be exactly one statement.
+OPERATORS = " +-*/%&|^@"  # those of augmented assignments, and blanks
+UNCERTAIN = frozenset("()[]{}'\"#;\\\n")  # A line with one of these may not be exactly one statement.
 
 
 def compile_code(source: str, file_name: str) -> tuple[list[CodeType], CodeType | None]:
-    """Compile code into parts to run in order, and the expression that is its last statement, or None."""
+    """Compile code into its statements, in at most one part, and the expression that is its last statement, or None."""
     if not _has_no_value(source):
         try:
-            tree: Any = _compile(source, file_name, flags=ONLY_AST)
-            expression: CodeType | None = None
-            if tree.body and type(tree.body[-1]).__name__ == "Expr":
-                whole: Any = _compile("0", file_name, "eval", ONLY_AST)
-                whole.body = tree.body.pop().value
-                expression = _compile(whole, file_name, "eval")
-            return [_compile(tree, file_name)] if tree.body else [], expression
+            return _compile_apart(source, file_name)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             pass  # The code is wrong. Or it is nested deeply: a tree reaches the limit sooner than its text.
     return [_compile(source, file_name)], None
+
+
+def _compile_apart(source: str, file_name: str) -> tuple[list[CodeType], CodeType | None]:
+    """Compile a last statement that is an expression apart from the statements before it."""
+    tree: Any = _compile(source, file_name, flags=ONLY_AST)
+    expression: CodeType | None = None
+    if tree.body and type(tree.body[-1]).__name__ == "Expr":
+        expression_tree: Any = _compile("0", file_name, "eval", ONLY_AST)
+        expression_tree.body = tree.body.pop().value
+        expression = _compile(expression_tree, file_name, "eval")
+    return [_compile(tree, file_name)] if tree.body else [], expression
 
 
 def _has_no_value(source: str) -> bool:
@@ -42,13 +49,15 @@ def _has_no_value(source: str) -> bool:
     """
     text = source.rstrip()
     start = text.rfind("\n") + 1
-    while start and text.startswith((" ", "\t", ")"), start):
+    while start and text.startswith((" ", "\t", ")"), start):  # a line that continues the one before it
         start = text.rfind("\n", 0, start - 1) + 1
     last = text[start:]
     if last.startswith("SUBMIT("):
         return "'''" not in last and '"""' not in last
-    name, _, value = last.partition("=")
-    return name.rstrip(" +-*/%&|^@").isidentifier() and value[:1] not in ("", "=") and MARKS.isdisjoint(last)
+    target, _, value = last.partition("=")
+    is_name = target.rstrip(OPERATORS).isidentifier()  # as in `x = 1` and `x += 1`
+    is_assignment = is_name and value[:1] not in ("", "=")
+    return is_assignment and UNCERTAIN.isdisjoint(last)
 
 
 def _compile(source: Any, file_name: str, mode: str = "exec", flags: int = 0) -> Any:
@@ -65,15 +74,15 @@ async def _await_codes(codes: list[CodeType], namespace: dict[str, Any]) -> Any:
 
 
 class CoroutineRunner:
-    """A runner of coroutines on one event loop, which stays open until `close` and does not run between coroutines."""
+    """A runner of code that awaits, on one event loop. The loop stays open until `close`, and pauses between codes."""
 
     def __init__(self) -> None:
         self._loop: Any = None
 
     def run(self, codes: list[CodeType], namespace: dict[str, Any]) -> Any:
-        """Run pieces of code in order; return the value of the last one if it is an expression.
+        """Run pieces of code in order, and return the value of the last one if it is an expression.
 
-        SUBMIT and an interrupt break out of the loop, from whichever task. Then the main task is cancelled.
+        SUBMIT or an interrupt in any task ends the run. Then the main task is cancelled.
         """
         import asyncio
 
@@ -88,18 +97,18 @@ class CoroutineRunner:
                     loop.run_until_complete(main)
                 except asyncio.CancelledError as cancelled:
                     if isinstance(error, Interrupted):
-                        error.__traceback__ = cancelled.__traceback__  # It has the place where the code waited.
+                        error.__traceback__ = cancelled.__traceback__  # It shows where the code waited.
                 except BaseException:
                     pass  # the code's own error in a `finally` block, or another interrupt
             trace: Any = error.__traceback__
-            # Skip the frames of this module and asyncio.
-            while trace is not None and trace.tb_frame.f_globals.get("__package__") in (__package__, "asyncio"):
+            hidden_packages = (__package__, "asyncio")
+            while trace is not None and trace.tb_frame.f_globals.get("__package__") in hidden_packages:
                 trace = trace.tb_next
             error.__traceback__ = trace
             raise
 
     def close(self, *, joins_threads: bool) -> None:
-        """Cancel the remaining tasks and close the loop, as `asyncio.run` does; join its threads if asked."""
+        """Cancel the remaining tasks and close the loop, as `asyncio.run` does. Wait for its threads if asked."""
         loop, self._loop = self._loop, None
         if loop is None or loop.is_closed():
             return
@@ -132,7 +141,7 @@ class CoroutineRunner:
 
 
 def silence_own_errors(base_events: Any) -> None:
-    """Keep event loops from reporting tasks that SUBMIT or an interrupt ended, which are no errors of the code."""
+    """Let event loops report no task that SUBMIT or an interrupt ended: these are no errors of the code."""
     handle = base_events.BaseEventLoop.default_exception_handler
 
     def default_exception_handler(self: Any, context: dict[str, Any]) -> None:

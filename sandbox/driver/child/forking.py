@@ -1,7 +1,8 @@
-"""A process that is forked for executions: what it must not have, the service that forks it, and what each fork renews.
+"""Forks of the process that has run `prepare`: one for each execution.
 
-A request carries the descriptors for the fork; the reply is the fork's id. The fork's parent is a middle process that
-ends at once. So the supervisor adopts the fork, and the kernel reports its end to the supervisor.
+The supervisor's request carries the descriptors for the fork, and the reply its id. The process forks a middle process,
+which forks the execution's process and ends at once. So the supervisor adopts the execution's process, and the kernel
+reports its end to the supervisor.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 END_SECONDS = 0.01  # time for a thread that is about to end
 MAX_NAMES = 10  # names in a message
 WORD_BITS = 32  # bits in each number of a numpy seed
+MAX_WORD = (1 << WORD_BITS) - 1
+MAX_TORCH_SEED = (1 << 63) - 1
 SEED_BYTES = 32
 # Exit functions that library modules register, for log handlers and processes. Python calls the last registered first.
 EXIT_FUNCTIONS = (("logging", "shutdown"), ("multiprocessing.util", "_exit_function"))
@@ -35,7 +38,7 @@ PIPES = 4  # pipes of a child
 MAX_DESCRIPTORS = PIPES + 1  # the pipes and, with Landlock, the ruleset
 MAX_MESSAGE_BYTES = 64
 FIRST_DESCRIPTOR = 5  # the lowest descriptor of a code's file: below are its streams and channel
-WATCHED_DESCRIPTORS = 128  # number of checked descriptors; if all are closed, files with higher ones are missed
+WATCHED_DESCRIPTORS = 128  # the descriptors below are checked; if all are closed, files with higher ones are missed
 LIBC_WITH_LOCK: Any = PyDLL(None, use_errno=True)  # keeps Python's lock during a call
 
 
@@ -51,26 +54,31 @@ def import_common_modules() -> None:
 
 def check_threads() -> None:
     """Raise ThreadsLeftError with the names of all threads besides the calling one."""
-    names: list[str] = []
-    unnamed = 0
-    for pause in (END_SECONDS, 0.0):
-        threading: Any = sys.modules.get("threading")
-        threads: list[Any] = [] if threading is None else threading.enumerate()
-        names = [str(thread.name) for thread in threads if thread.ident != _thread.get_ident()]
-        unnamed = _thread._count() - len(names)  # type: ignore[reportPrivateUsage]
-        if not names and unnamed <= 0:
-            return
-        time.sleep(pause)
+    names = _list_other_threads()
+    if names:
+        time.sleep(END_SECONDS)
+        names = _list_other_threads()
+    unnamed = len(names) - MAX_NAMES
     if unnamed > 0:
-        names.append(f"{unnamed} without a name, which _thread started")
-    more = len(names) - MAX_NAMES
-    raise ThreadsLeftError(", ".join(names[:MAX_NAMES]) + (f" and {more} more" if more > 0 else ""))
+        raise ThreadsLeftError(f"{', '.join(names[:MAX_NAMES])} and {unnamed} more")
+    if names:
+        raise ThreadsLeftError(", ".join(names))
+
+
+def _list_other_threads() -> list[str]:
+    threading: Any = sys.modules.get("threading")
+    threads: list[Any] = [] if threading is None else threading.enumerate()
+    names = [str(thread.name) for thread in threads if thread.ident != _thread.get_ident()]
+    nameless = _thread._count() - len(names)  # type: ignore[reportPrivateUsage]
+    if nameless > 0:
+        names.append(f"{nameless} without a name, which _thread started")
+    return names
 
 
 def disarm_finalizers() -> None:
-    """Clear the exit functions in a fork: they belong to the forked process, and each fork would run them again.
+    """Clear the exit functions in a fork: they belong to `prepare`, and each fork would run them again.
 
-    Those that library modules register at import stay, because a fork needs them for its own objects.
+    Those of EXIT_FUNCTIONS stay, because a fork needs them for its own objects.
     """
     import atexit
 
@@ -107,20 +115,21 @@ def seed_generators(seed: int | None) -> None:
     # Modules named numpy or torch may be others, without these functions.
     seed_numpy: Any = getattr(sys.modules.get("numpy.random"), "seed", None)
     if seed_numpy is not None:
-        seed_numpy([seed >> at & (1 << WORD_BITS) - 1 for at in range(0, 8 * SEED_BYTES, WORD_BITS)])
+        seed_numpy([seed >> shift & MAX_WORD for shift in range(0, 8 * SEED_BYTES, WORD_BITS)])
     seed_torch: Any = getattr(sys.modules.get("torch"), "manual_seed", None)
     if seed_torch is not None:
-        seed_torch(seed & (1 << 63) - 1)
+        seed_torch(seed & MAX_TORCH_SEED)
 
 
 def encode_descriptors(fds: list[int]) -> list[tuple[int, int, bytes]]:
+    """Return the descriptors as ancillary data of a message on a socket."""
     import _socket
 
     return [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, b"".join(fd.to_bytes(FD_BYTES, sys.byteorder) for fd in fds))]
 
 
 def serve_code(runner: CodeRunner, confinement: Confinement, supervisor: int, *, has_forks: bool) -> NoReturn:
-    """Run executions in the calling process, or with `has_forks` run `prepare`, and each execution in a fork."""
+    """Run executions in the calling process, or with `has_forks` run `prepare` and then each execution in a fork."""
     if has_forks:
         runner.prepare(confinement)
         _serve_forks(runner, confinement, supervisor)
@@ -133,15 +142,17 @@ def _serve_forks(runner: CodeRunner, confinement: Confinement, supervisor: int) 
 
     requests = _socket.socket(fileno=FORK_REQUESTS)
     requests.setblocking(True)  # the code may have called `socket.setdefaulttimeout`
-    # With a Landlock domain per fork it stays open: the host must see which pages forks share, to sum their memory.
+    # With a Landlock domain per fork, forks cannot read this process anyway, and the host must read which pages they
+    # share with it, to sum their memory.
     if not confinement.has_domain:
         confinement.close_to_others()
     while True:
-        (count, fds), status = _receive_request(requests), 0
+        count, fds = _receive_request(requests)
+        status = 0
         try:
             if len(fds) != count:  # this process has reached its limit on open files; the missing descriptors are lost
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-            confinement.adopt_orphans(adopts=False)  # The supervisor must adopt the grandchild.
+            confinement.adopt_orphans(adopts=False)  # The supervisor must adopt the execution's process.
             middle = _fork_bare()
             if middle == 0:
                 break
@@ -161,18 +172,20 @@ def _serve_forks(runner: CodeRunner, confinement: Confinement, supervisor: int) 
 
 
 def _receive_request(requests: Any) -> tuple[int, list[int]]:
+    """Wait for a request; return its number of descriptors, and those that have arrived. Exit if there is no more."""
     import _socket
 
-    message, rights, _flags, _address = requests.recvmsg(
+    message, ancillary, _flags, _address = requests.recvmsg(
         MAX_MESSAGE_BYTES, _socket.CMSG_LEN(MAX_DESCRIPTORS * FD_BYTES), _socket.MSG_CMSG_CLOEXEC
     )
     if not message:
         os._exit(0)
-    return int(message), [
-        int.from_bytes(data[at : at + FD_BYTES], sys.byteorder)
-        for _level, _kind, data in rights
-        for at in range(0, len(data) - len(data) % FD_BYTES, FD_BYTES)
-    ]
+    fds: list[int] = []
+    packed = b"".join(data for _level, _kind, data in ancillary)
+    while len(packed) >= FD_BYTES:
+        fds.append(int.from_bytes(packed[:FD_BYTES], sys.byteorder))
+        packed = packed[FD_BYTES:]
+    return int(message), fds
 
 
 def _reap_orphans() -> bool:
@@ -194,12 +207,9 @@ def _fork_bare() -> int:
 
 
 def _fork_once_more(requests: Any) -> None:
-    """Fork again and return in the child; the parent sends the child's id and exits.
-
-    First leave the prepared process's group: the supervisor kills this group if the prepared process is lost, but the
-    child's execution may continue.
-    """
+    """Fork the execution's process from the middle process. The middle process sends the id and exits."""
     try:
+        # The supervisor kills the group of a prepared process that is lost, but executions continue: leave the group.
         os.setsid()
         pid = os.fork()
         if pid == 0:
@@ -211,9 +221,9 @@ def _fork_once_more(requests: Any) -> None:
 
 
 def _become_execution(runner: CodeRunner, confinement: Confinement, supervisor: int, fds: list[int]) -> None:
-    """Turn the calling process into one that waits for an execution and owns the descriptors."""
+    """Turn the calling process into one that waits for an execution, with its own pipes and Landlock domain."""
     os.setsid()
-    places = place_descriptors(fds[:PIPES])
+    copied = place_descriptors(fds[:PIPES])
     try:
         confinement.adopt_orphans()
         # From its inner domain the fork can neither signal nor read the forked process or any other fork.
@@ -221,14 +231,15 @@ def _become_execution(runner: CodeRunner, confinement: Confinement, supervisor: 
             confinement.enter_domain(ruleset)
     except OSError as error:
         report_unconfined(error)
-    for fd in {*places, *fds} - {1, 2, CHANNEL_IN, CHANNEL_OUT}:  # Some may be in place already.
+    fixed = {1, 2, CHANNEL_IN, CHANNEL_OUT}  # A request's descriptors may have these numbers already.
+    for fd in {*copied, *fds} - fixed:
         os.close(fd)
     os.close(FORK_REQUESTS)
     runner.begin_fork(supervisor)
 
 
 class OpenFiles:
-    """The files that code may have opened. Create this object in the process that children are forked from."""
+    """The files that code may have opened. Create it in the process that children are forked from, to save time."""
 
     def __init__(self) -> None:
         self._inherited: list[Any] = []  # files of the forked process, which gc no longer lists in a fork
@@ -242,13 +253,10 @@ class OpenFiles:
         _flush(self._inherited)
 
     def write_at_end(self) -> None:
-        """Flush files that stay open after the code's names are deleted: in reference cycles or held by other modules.
-
-        This takes a tenth of a millisecond, so it is skipped if no file is open.
-        """
+        """Flush files that stay open after the code's names are deleted: in reference cycles or in other modules."""
         closed = [fd for fd, event in self._poll.poll(0) if event & select.POLLNVAL]
         if len(closed) == WATCHED_DESCRIPTORS - FIRST_DESCRIPTOR:
-            return
+            return  # No file is open, and the search takes a tenth of a millisecond.
         _flush([*_find_writers(), *self._inherited])
         gc.collect()  # closes files in cycles, in any order; a compressed file then writes its end
 

@@ -45,13 +45,14 @@ load(parts).run_code(settings, supervisor, has_forks)
 
 def write_start_file(settings: dict[str, Any]) -> int:
     """Return the descriptor of a file with all that a child needs to start a new Python. Raises OSError."""
-    names = [name for name, _ in driver_parts]
-    parts = driver_parts[: names.index(__name__.partition(".")[2]) + 1]
-    made = os.memfd_create("driver")
-    with open(made, "wb") as file:
-        file.write(marshal.dumps((parts, settings)))
+    module_names = [name for name, _code in driver_parts]
+    own_name = __name__.partition(".")[2]
+    needed_parts = driver_parts[: module_names.index(own_name) + 1]
+    fd = os.memfd_create("driver")
+    with open(fd, "wb") as file:
+        file.write(marshal.dumps((needed_parts, settings)))
         file.flush()
-        return fcntl.fcntl(made, fcntl.F_DUPFD_CLOEXEC, LOWEST_DESCRIPTOR)
+        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, LOWEST_DESCRIPTOR)
 
 
 def start_fresh_python(supervisor: int, *, has_forks: bool) -> NoReturn:
@@ -63,7 +64,7 @@ def start_fresh_python(supervisor: int, *, has_forks: bool) -> NoReturn:
 
 
 def run_code(settings: dict[str, Any], supervisor: int, has_forks: int) -> None:
-    """Wait for an execution in a newly started Python. With `has_forks`, run `prepare`; then each fork waits."""
+    """Run executions in a newly started Python; with `has_forks`, run `prepare` and then each execution in a fork."""
     _set_inheritable(False, has_forks=bool(has_forks))
     confinement = Confinement({})  # this process is confined already
     confinement.has_domain = bool(settings["confinement"].get("landlock"))
@@ -79,5 +80,7 @@ def run_code(settings: dict[str, Any], supervisor: int, has_forks: int) -> None:
 
 def _set_inheritable(is_inheritable: bool, *, has_forks: bool) -> None:
     """Set whether the child's descriptors survive an `exec` of the calling process."""
-    for fd in (CHANNEL_IN, CHANNEL_OUT, *([FORK_REQUESTS] if has_forks else [])):
-        os.set_inheritable(fd, is_inheritable)
+    os.set_inheritable(CHANNEL_IN, is_inheritable)
+    os.set_inheritable(CHANNEL_OUT, is_inheritable)
+    if has_forks:
+        os.set_inheritable(FORK_REQUESTS, is_inheritable)

@@ -18,20 +18,27 @@ if TYPE_CHECKING:
 
 CODE_NAME = "<code>"
 # A process that multiprocessing starts with `spawn` or `forkserver` runs this program instead of the code's file. The
-# program runs the code as Python would. If `if __name__ == "__main__":` is missing, it stops at the first process that
-# the code starts. Of a context's earlier executions, it runs only imports, definitions and assignments.
+# program runs the newest source as Python would, without `if __name__ == "__main__":` up to the first process that the
+# code starts. Of a context's earlier sources, it runs only imports, definitions and assignments.
 START_PROGRAM = """
 def _load(data, namespace):
     import ast, marshal, traceback
-    path, sources, variables, functions = marshal.loads(data)
-    kept = ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign
-    def keeps(statement):
-        parts = [getattr(statement, name, []) for name in ("body", "orelse", "finalbody", "handlers")]
-        nested = isinstance(statement, (ast.If, ast.Try, ast.ExceptHandler)) and all(map(keeps, sum(parts, [])))
-        return nested or isinstance(statement, (*kept, ast.Pass))
+    path, sources, variables, function_names = marshal.loads(data)
+    definitions = (
+        ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign,
+        ast.Pass,
+    )
+    def has_only_definitions(statement):
+        if not isinstance(statement, (ast.If, ast.Try, ast.ExceptHandler)):
+            return isinstance(statement, definitions)
+        for block in ("body", "orelse", "finalbody", "handlers"):
+            for nested in getattr(statement, block, []):
+                if not has_only_definitions(nested):
+                    return False
+        return True
     class Submitted(SystemExit):
         pass
-    def make(name):
+    def make_function(name):
         def call(*_arguments, **_options):
             if name == "SUBMIT":
                 raise Submitted
@@ -41,17 +48,19 @@ def _load(data, namespace):
         result = eval(compile(program, name, "exec", FLAGS, dont_inherit=True), namespace)
         if result is not None:
             __import__("asyncio").run(result)
-    namespace.update({name: make(name) for name in functions}, __file__=path)
-    namespace.update(variables)
-    for name, source in sources[:-1]:
+    for name in function_names:
+        namespace[name] = make_function(name)
+    namespace.update(variables, __file__=path)
+    *earlier_sources, (newest_name, newest_source) = sources
+    for name, source in earlier_sources:
         for statement in ast.parse(source).body:
-            if keeps(statement):
+            if has_only_definitions(statement):
                 try:
                     run(ast.Module([statement], []), name)
                 except Exception:
                     pass
     try:
-        run(sources[-1][1], sources[-1][0])
+        run(newest_source, newest_name)
     except Submitted:
         pass
     except BaseException as error:
@@ -66,8 +75,8 @@ del _load
 class MainModule:
     """The code's `__main__`, which is like that of `python file.py`.
 
-    `module` is the module itself; `sources` maps names in tracebacks to source texts. The file is written only if the
-    code may open it: most code does not, and a file would slow down each execution.
+    `module` is the module itself. `sources` has the source texts by their names in tracebacks. The file is written only
+    if the code may open it, because a file slows down the execution.
     """
 
     def __init__(self) -> None:
@@ -77,8 +86,8 @@ class MainModule:
         vars(self.module).update({"__builtins__": builtins, "__cached__": None, "__file__": CODE_NAME})
         self.sources: dict[str, str] = {}
         self._variables: dict[str, Any] = {}
-        self._provided: dict[str, Any] = {}
-        self._path = ""
+        self._functions: dict[str, Any] = {}
+        self._path = ""  # apparent path of the newest source's file
         self._process_id = 0  # id of the process that wrote `_files`
         self._executions = 0  # executions of that process so far
         self._files: set[str] = set()  # paths of the sources' files
@@ -100,10 +109,11 @@ class MainModule:
         if process_id != self._process_id:
             self._process_id, self._executions, self._files = process_id, 0, set()
             sys.argv = [self._path]
+        has_own_argv = vars(sys).get("argv") != [self._path]  # the code has changed it
         # Each execution has its own file, because Python does not import a changed file again.
         self._executions += 1
-        before, self._path = self._path, f"{folder}/{CODE_FILE_PREFIX}{process_id}_{self._executions}.py"
-        if vars(sys).get("argv") == [before]:
+        self._path = f"{folder}/{CODE_FILE_PREFIX}{process_id}_{self._executions}.py"
+        if not has_own_argv:
             sys.argv = [self._path]
         vars(self.module)["__file__"] = self._path
         self.sources[name] = source.replace("\r\n", "\n").replace("\r", "\n")
@@ -114,13 +124,13 @@ class MainModule:
                 pass  # Code that opens the file gets the error.
         self.show_lines(name)
 
-    def add_names(self, variables: dict[str, Any], provided: dict[str, Any]) -> None:
-        """Record the names for processes that the code starts. In them, functions except SUBMIT raise an error."""
+    def add_names(self, variables: dict[str, Any], functions: dict[str, Any]) -> None:
+        """Record the names for processes that the code spawns. In them, functions except SUBMIT raise an error."""
         self._variables.update(variables)
-        self._provided = provided
+        self._functions = functions
 
     def show_lines(self, *names: str) -> None:
-        """Let tracebacks, `inspect` and warnings find the lines of these sources; by default, of all."""
+        """Let tracebacks, `inspect` and warnings find the lines of the sources with these names, by default of all."""
         linecache: Any = MODULES.get("linecache")
         if linecache is None:
             return  # `linecache` is not imported yet; its import calls this method (`install`)
@@ -128,12 +138,13 @@ class MainModule:
             for name in names or self.sources:
                 source = self.sources[name]
                 lines = [f"{line}\n" for line in source.removesuffix("\n").split("\n")]
-                for path in (name, self._path):  # The file has the lines of the newest source.
+                for path in (name, self._path):
                     linecache.cache[path] = (len(source), None, lines, path)
         except BaseException:
             pass  # The code has changed `linecache`, so it gets no lines.
 
     def remove_files(self) -> None:
+        """Delete the files that this process has written."""
         if self._process_id == os.getpid():
             for path in self._files:
                 try:
@@ -164,12 +175,12 @@ class MainModule:
         import marshal
 
         variables: dict[str, Any] = {}
-        functions: list[str] = []
-        for name, value in {**self._provided, **self._variables}.items():
+        function_names: list[str] = []
+        for name, value in {**self._functions, **self._variables}.items():
             try:
                 marshal.dumps(value)
                 variables[name] = value
             except ValueError:  # not marshallable: a function, or a list that the code put an object into
-                functions.append(name)
-        data = marshal.dumps((self._path, list(self.sources.items()), variables, functions))
+                function_names.append(name)
+        data = marshal.dumps((self._path, list(self.sources.items()), variables, function_names))
         return START_PROGRAM.replace("FLAGS", str(TOP_LEVEL_AWAIT)).replace("DATA", repr(data)).encode()

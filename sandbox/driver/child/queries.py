@@ -89,8 +89,9 @@ class QueryFunctions:
             name, response_format, model=model, system=system, images=images, temperature=temperature,
             max_tokens=max_tokens,
         )  # fmt: skip
-        read = read_prompt(name, *_choose(name, "prompt", prompt, messages))
-        return _get_only(_ask(self._call_host, name, [read], options, answer_format))
+        argument, value = _choose(name, "prompt", prompt, messages)
+        query = read_prompt(name, argument, value)
+        return _get_only(_ask(self._call_host, name, [query], options, answer_format))
 
     def rlm_query(self, prompt: str, context: Any = None) -> str:
         """Return the answer of a recursive language model, which runs Python.
@@ -102,8 +103,8 @@ class QueryFunctions:
         Raises:
             QueryError: No model answered.
         """
-        read = read_prompt("rlm_query", "prompt", prompt, takes_messages=False)
-        return _get_only(_ask(self._call_host, "rlm_query", [read], {"context": context}))
+        query = read_prompt("rlm_query", "prompt", prompt, takes_messages=False)
+        return _get_only(_ask(self._call_host, "rlm_query", [query], {"context": context}))
 
     def llm_query_batched(
         self,
@@ -131,13 +132,14 @@ class QueryFunctions:
             QueryError: A query failed, with `on_error="raise"`.
         """
         name = "llm_query_batched"
-        own_images: list[Any] | None = None
+        shared_images, images_of_prompts = images, None
         if images and are_lists(images):
-            own_images, images = images, None
-        options, answer_format = read_options(name, response_format, images=images, **options)
-        read = _read_prompts(name, *_choose(name, "prompts", prompts, messages), own_images)
+            shared_images, images_of_prompts = None, images
+        options, answer_format = read_options(name, response_format, images=shared_images, **options)
+        argument, values = _choose(name, "prompts", prompts, messages)
+        queries = _read_prompts(name, argument, values, images_of_prompts)
         options["concurrency"] = concurrency
-        return _ask_all(self._call_host, name, read, on_error, options, answer_format)
+        return _ask_all(self._call_host, name, queries, on_error, options, answer_format)
 
     def rlm_query_batched(
         self, prompts: list[str], concurrency: int | None = None, on_error: str = "raise", context: Any = None
@@ -154,8 +156,8 @@ class QueryFunctions:
             QueryError: A query failed, with `on_error="raise"`.
         """
         name = "rlm_query_batched"
-        read = _read_prompts(name, "prompts", prompts, takes_messages=False)
-        return _ask_all(self._call_host, name, read, on_error, {"concurrency": concurrency, "context": context})
+        queries = _read_prompts(name, "prompts", prompts, takes_messages=False)
+        return _ask_all(self._call_host, name, queries, on_error, {"concurrency": concurrency, "context": context})
 
 
 QUERY_FUNCTIONS = (
@@ -170,11 +172,15 @@ for _function in QUERY_FUNCTIONS:
 
 def make_query_names(call_host: CallHost) -> dict[str, Any]:
     """Return the query functions and errors that code finds. Without a model, pass None as `call_host`."""
+    names: dict[str, Any] = dict(_ERRORS)
     functions = QueryFunctions(call_host)
-    return {**_ERRORS, **{function.__name__: getattr(functions, function.__name__) for function in QUERY_FUNCTIONS}}
+    for function in QUERY_FUNCTIONS:
+        names[function.__name__] = getattr(functions, function.__name__)
+    return names
 
 
 def _choose(name: str, argument: str, value: Any, messages: Any) -> tuple[str, Any]:
+    """Return the name and the value of the argument that is given: `argument`, or "messages"."""
     if value is not None and messages is not None:
         raise TypeError(f"{name}: both {argument} and messages are given: pass one of them")
     return (argument, value) if messages is None else ("messages", messages)
@@ -183,7 +189,7 @@ def _choose(name: str, argument: str, value: Any, messages: Any) -> tuple[str, A
 def _read_prompts(
     name: str, argument: str, prompts: Any, images: list[Any] | None = None, *, takes_messages: bool = True
 ) -> list[Prompt]:
-    """Return the prompts of a batch as the host takes them; `images` has a list for each of them."""
+    """Return the prompts of a batch as the host takes them. `images`, if given, has a list for each prompt."""
     if isinstance(prompts, str):
         raise TypeError(f"{name}: {argument} is one text: pass a list of texts")
     prompts = list(prompts)
@@ -193,10 +199,11 @@ def _read_prompts(
         )
     if images is not None and len(images) != len(prompts):
         raise ValueError(f"{name}: images has {len(images):,} lists, and there are {len(prompts):,} prompts")
-    return [
-        read_prompt(name, f"{argument}[{i}]", prompt, images and images[i], takes_messages=takes_messages)
-        for i, prompt in enumerate(prompts)
-    ]
+    queries: list[Prompt] = []
+    for i, prompt in enumerate(prompts):
+        own_images = None if images is None else images[i]
+        queries.append(read_prompt(name, f"{argument}[{i}]", prompt, own_images, takes_messages=takes_messages))
+    return queries
 
 
 def _get_only(answers: list[Any]) -> Any:
@@ -214,7 +221,7 @@ def _ask_all(
     options: dict[str, Any],
     answer_format: AnswerFormat | None = None,
 ) -> list[Any]:
-    """Return the answers of a batch. If some are errors, return them too, or raise one error with all answers."""
+    """Return the answers of a batch. Failed queries raise one error, or their errors are among the answers."""
     concurrency = options["concurrency"]
     if concurrency is not None and (not isinstance(concurrency, int) or concurrency < 1):
         raise ValueError(f"{name}: concurrency is {concurrency!r}: use 1 or more, or None for the default")
@@ -225,8 +232,9 @@ def _ask_all(
     if not errors or on_error == "return":
         return answers
     kinds = {type(error) for error in errors.values()}
+    kind: Any = kinds.pop() if len(kinds) == 1 else QueryError
     first = min(errors)
-    raise (kinds.pop() if len(kinds) == 1 else QueryError)(
+    raise kind(
         f"{len(errors)} of {len(answers)} queries failed, first number {first}: {errors[first]} -- this error's "
         ".results and .errors have the answers and errors by index; on_error='return' returns both",
         {index: answer for index, answer in enumerate(answers) if index not in errors},
@@ -241,7 +249,7 @@ def _ask(
     options: dict[str, Any],
     answer_format: AnswerFormat | None = None,
 ) -> list[Any]:
-    """Return the answers, with errors as values. A `context` of the options becomes its description."""
+    """Return the host's answers to the prompts; a failed query's answer is its error."""
     if call_host is None:
         raise QueryError(f"{name} needs a model: set `language_model`")
     options = {"concurrency": None, **options}
@@ -250,8 +258,10 @@ def _ask(
         if "context" in options:
             options["context"] = _describe_context(name, options["context"])
             path = options["context"].get("path")
-        room = MAX_QUERY_BYTES - _count_bytes(options)
-        replies = [reply for part in _cut(name, prompts, room) for reply in call_host(name, (part,), options)]
+        max_bytes = MAX_QUERY_BYTES - _count_bytes(options)
+        replies: list[Any] = []
+        for part in _split(name, prompts, max_bytes):
+            replies += call_host(name, (part,), options)
     finally:
         if path is not None:
             try:
@@ -262,7 +272,7 @@ def _ask(
 
 
 def _read_reply(name: str, reply: dict[str, str], answer_format: AnswerFormat | None) -> Any:
-    """Return the reply's answer. Return its error instead of raising it, because a batch may return both."""
+    """Return the reply's answer, or its error as a value: a batch may return both."""
     if "error" in reply:
         return _ERRORS[reply["error"]](reply["message"])
     if answer_format is None:
@@ -274,7 +284,7 @@ def _read_reply(name: str, reply: dict[str, str], answer_format: AnswerFormat | 
 
 
 def _describe_context(name: str, context: Any) -> dict[str, Any]:
-    """Describe a context for the host; a long one stays in the sandbox as a file. Raises TypeError if it is no JSON."""
+    """Return the context for the host. A long one becomes a file in the sandbox. Raises TypeError if it is no JSON."""
     if context is None:
         return {}
     try:
@@ -295,19 +305,23 @@ def _count_bytes(value: Any) -> int:
     return len(dumps(value).encode("utf-8", "replace"))
 
 
-def _cut(name: str, prompts: list[Prompt], room: int) -> list[list[Prompt]]:
-    """Split the prompts into parts of at most `room` bytes of JSON, one for each call. Raises ValueError."""
+def _split(name: str, prompts: list[Prompt], max_bytes: int) -> list[list[Prompt]]:
+    """Split the prompts into parts of at most `max_bytes` of JSON, one for each call.
+
+    Raises ValueError if a prompt is longer.
+    """
     parts: list[list[Prompt]] = [[]]
-    size = 0
+    part_bytes = 0
     for prompt in prompts:
-        length = _count_bytes(prompt) + 1
-        if length > room:
+        prompt_bytes = _count_bytes(prompt) + 1
+        if prompt_bytes > max_bytes:
             raise ValueError(
-                f"{name}: a prompt has {length:,} bytes, more than {room:,}: cut it, or pass it to rlm_query as context"
+                f"{name}: a prompt has {prompt_bytes:,} bytes, more than {max_bytes:,}: cut it, or pass it to "
+                "rlm_query as context"
             )
-        if parts[-1] and size + length > room:
+        if part_bytes + prompt_bytes > max_bytes:
             parts.append([])
-            size = 0
+            part_bytes = 0
         parts[-1].append(prompt)
-        size += length
+        part_bytes += prompt_bytes
     return parts

@@ -21,41 +21,46 @@ if TYPE_CHECKING:
 MAX_IMAGE_CHARACTERS = 3 * 1024 * 1024  # characters of the data URLs of a prompt's images
 MAX_IMAGE_BYTES = MAX_IMAGE_CHARACTERS // 4 * 3  # bytes of an image
 DOWNLOAD_SECONDS = 60.0  # seconds that an image's server may be silent
-# First bytes of the kinds of images that all model servers take.
-_IMAGE_KINDS = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"RIFF": "webp"}
+_IMAGE_KINDS = {"png": b"\x89PNG", "jpeg": b"\xff\xd8\xff", "gif": b"GIF8"}  # first bytes by kind
 
 
 def read_options(
     name: str, response_format: Any, *, images: Any = None, **options: Any
 ) -> tuple[dict[str, Any], AnswerFormat | None]:
-    """Return the options that are set, as the host takes and checks them, and the conversion of answers."""
+    """Return the options that are not None, as the host takes and checks them, and the format of answers."""
     answer_format = None
     if response_format is not None:
         answer_format = AnswerFormat(response_format)
         options["response_format"] = answer_format.schema
     if images is not None:
         options["images"] = read_images(name, images)
-    return {option: value for option, value in options.items() if value is not None}, answer_format
+    set_options = {option: value for option, value in options.items() if value is not None}
+    return set_options, answer_format
 
 
 def are_lists(values: Any) -> bool:
+    """Return whether the values are a list of lists."""
     return isinstance(values, (list, tuple)) and all(isinstance(value, (list, tuple)) for value in values)
 
 
 def read_prompt(name: str, argument: str, prompt: Any, images: Any = None, *, takes_messages: bool = True) -> Prompt:
-    """Return a prompt for the host: a text, or a list of messages. Raises TypeError, ValueError and OSError."""
+    """Return a prompt for the host: a text, or a list of messages.
+
+    `argument` names the prompt in errors. Raises TypeError for other types, and the errors of `read_images`.
+    """
     if isinstance(prompt, str):
         if images is None:
             return prompt
         messages: list[Any] = [{"role": "user", "content": prompt}]
     elif takes_messages and isinstance(prompt, (list, tuple)) and prompt:
-        messages = [_read_message(name, f"{argument}[{place}]", item) for place, item in enumerate(prompt)]
+        messages = [_read_message(name, f"{argument}[{i}]", message) for i, message in enumerate(prompt)]
     else:
         wanted = "text or a list of messages" if takes_messages else "text"
         raise TypeError(f"{name}: {argument} is {add_article(type(prompt).__name__)}: pass a {wanted}")
     if images is not None:
-        content = messages[-1]["content"]
-        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        parts = messages[-1]["content"]
+        if isinstance(parts, str):
+            parts = [{"type": "text", "text": parts}]
         parts += [{"type": "image_url", "image_url": {"url": url}} for url in read_images(name, images)]
         messages[-1]["content"] = parts
     return messages
@@ -79,7 +84,10 @@ def _read_part(name: str, part: Any) -> Any:
 
 
 def read_images(name: str, images: Any) -> list[str]:
-    """Return images as data URLs. Raises TypeError and ValueError, and OSError for a file that cannot be read."""
+    """Return one or more images as data URLs.
+
+    Raises TypeError for a wrong type, ValueError for a wrong format or size, and OSError if it cannot be read.
+    """
     if isinstance(images, (str, bytes, bytearray, memoryview, os.PathLike)):
         images = [images]
     urls = [_read_image(name, image) for image in images]
@@ -92,24 +100,33 @@ def read_images(name: str, images: Any) -> list[str]:
 
 
 def _read_image(name: str, image: Any) -> str:
+    if isinstance(image, str) and image.startswith("data:"):
+        if not image.startswith("data:image/"):
+            raise ValueError(f"{name}: the data URL {image[:30]}... is no image")
+        return image
     if isinstance(image, (bytes, bytearray, memoryview)):
         content, source = bytes(image), "bytes"
     elif isinstance(image, (str, os.PathLike)):
         source = os.fspath(image)
-        if isinstance(source, str) and source.startswith("data:"):
-            if not source.startswith("data:image/"):
-                raise ValueError(f"{name}: the data URL {source[:30]}... is no image")
-            return source
         with _open_image(source) as file:
             content = file.read(MAX_IMAGE_BYTES + 1)
     else:
         raise TypeError(f"{name}: an image is {add_article(type(image).__name__)}: pass a path, bytes or a URL")
     if len(content) > MAX_IMAGE_BYTES:
         raise ValueError(f"{name}: the image {source} has more than {MAX_IMAGE_BYTES:,} bytes: make it smaller")
-    kind = next((kind for start, kind in _IMAGE_KINDS.items() if content.startswith(start)), "")
-    if not kind or (kind == "webp" and content[8:12] != b"WEBP"):
+    kind = _find_image_kind(content)
+    if not kind:
         raise ValueError(f"{name}: the image {source} is not PNG, JPEG, GIF or WebP: convert it")
     return f"data:image/{kind};base64,{b2a_base64(content, newline=False).decode()}"
+
+
+def _find_image_kind(content: bytes) -> str:
+    """Return the kind of an image that all model servers take, such as "png", or "" for other data."""
+    for kind, beginning in _IMAGE_KINDS.items():
+        if content.startswith(beginning):
+            return kind
+    is_webp = content.startswith(b"RIFF") and content[8:12] == b"WEBP"
+    return "webp" if is_webp else ""
 
 
 def _open_image(source: Any) -> Any:

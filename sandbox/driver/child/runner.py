@@ -10,28 +10,26 @@ from atexit import _run_exitfuncs  # type: ignore[reportPrivateUsage]
 from sys import getrecursionlimit, setprofile, setrecursionlimit, settrace
 
 from ...wire.frames import EXITED, take_file
-from ...wire.names import DRIVER_FILE_PREFIX
 from ...wire.nonfinite import restore_numbers
 from ...wire.strict_json import dumps, loads
 from ..processes import signal
 from .channel import Channel, InterruptShield
 from .displays import PYPLOT, Displays, replace_show
 from .environment import MODULES, ImportWatcher, open_streams
+from .error_report import clear_frames, describe_error, format_traceback
 from .evaluation import IS_COROUTINE, CoroutineRunner, compile_code, silence_own_errors
 from .forking import (
     OpenFiles,
-    ThreadsLeftError,
     check_threads,
     disarm_finalizers,
     import_common_modules,
     load_generators,
     seed_generators,
 )
-from .limits import find_limit
 from .main_module import CODE_NAME, MainModule
 from .queries import make_query_names
-from .submit import SubmitError, Submitted, encode_submission, make_report
-from .volume import Volume, VolumeError
+from .submit import Submitted, encode_submission, make_report
+from .volume import Volume
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,21 +41,16 @@ if TYPE_CHECKING:
 
 PREPARE_NAME = "<prepare>"
 SHADOWED_NAMES = ("report", "display")  # Instructions of models lack these names, so code may use them.
-MAX_TRACEBACK_CHARACTERS = 20_000
 DRIVER_DEPTH = 500  # stack frames, enough to describe an error
 REHEARSAL = b'{"code":"x = 0","names":[],"output_fields":null,"queries":false,"variables":{}}'
-KINDS = {
-    MemoryError: "memory", SubmitError: "submit", VolumeError: "volume", SystemExit: "exit",
-    ThreadsLeftError: "threads",
-}  # fmt: skip
 RESERVE_BYTES = 4 * 1024 * 1024  # untouched address space, freed to describe an error
 
 
 class CodeRunner:
     """A runner of the executions of one child: a single execution, or those of a context, whose globals stay.
 
-    Create it once, in the process that children are forked from. In each child this would take half a millisecond,
-    mostly for the memory pages that it writes to. It installs the code's main module and streams in that process.
+    Create it once, in the process that children are forked from: in each child this would take half a millisecond,
+    mostly for the memory pages that it writes to. It replaces the main module and the streams of that process.
     """
 
     def __init__(self) -> None:
@@ -75,17 +68,17 @@ class CodeRunner:
         self._parent = 0  # the supervisor's id, in a fork of a prepared process
         self._file_name = CODE_NAME
         self._reserve: bytes | None = None
-        self._provided_names: dict[bool, dict[str, Any]] = {}
-        self._given_names: dict[str, Any] = {}  # the driver's names with the values it last set
-        self._own_names: dict[str, Any] = {}  # names that each turn of a model finds unchanged
+        self._common_names: dict[bool, dict[str, Any]] = {}  # by whether there is a language model
+        self._driver_names: dict[str, Any] = {}  # names that the driver added, with the values it last set
+        self._turn_names: dict[str, Any] = {}  # names that each turn of a model finds unchanged
         self._displays: Displays | None = None  # displays of the current execution
         self._volume = Volume(None, False, self._shield)  # replaced when the settings arrive
         for can_query in (False, True):
-            self._provide_names(can_query)
+            self._find_common_names(can_query)
         self._become_main()
 
     def _become_main(self) -> None:
-        """Install what code finds in `sys` and `builtins`. The driver itself does not need it."""
+        """Install what code finds in `sys` and `builtins`, and the driver itself does not need."""
         watcher = ImportWatcher()
         self._main.install(watcher)
         self._streams = open_streams()
@@ -111,9 +104,10 @@ class CodeRunner:
         self._shield.handle_interrupts()
 
     def rehearse(self) -> None:
-        """Run an empty execution. Only its end frame on the channel remains.
+        """Run an empty execution and undo its effects. Only its end frame on the channel remains.
 
-        This copies the parent's memory pages that a first execution writes to, before a request waits for the copies.
+        A fork copies a memory page of its parent when it first writes to it. After this, a real execution need not wait
+        for these copies.
         """
         names = dict(self._module.__dict__)
         self.run(REHEARSAL)
@@ -121,7 +115,9 @@ class CodeRunner:
         self._module.__dict__.clear()
         self._module.__dict__.update(names)
         self._main.reset()
-        self._displays, self._executions, self._given_names, self._own_names = None, 0, {}, {}
+        self._displays = None
+        self._executions = 0
+        self._driver_names, self._turn_names = {}, {}
 
     def wait_for_settings(self) -> dict[str, Any]:
         """Wait for the sandbox's settings; a process forked ahead gets them before any execution."""
@@ -131,7 +127,7 @@ class CodeRunner:
         is_shared = settings["confinement"].get("umask") is not None
         if settings["volume"] is not None:
             self._volume = Volume(settings["volume"], is_shared, self._shield)
-            self._provided_names.clear()
+            self._common_names.clear()
         # The working folder comes last, so that files of an execution do not replace library modules.
         if not os.environ.get("PYTHONSAFEPATH"):
             sys.path.append(settings["cwd"])
@@ -140,7 +136,7 @@ class CodeRunner:
         sys.path[:0] = settings["python_path"]
 
     def serve(self, confinement: Confinement) -> NoReturn:
-        """Run executions. A stateless one ends the process; those of a context share its globals."""
+        """Run executions. One without a context ends the process; those of a context share its globals."""
         channel = self._channel
         header, body = channel.wait(channel.NEXT, channel.expect_execution())
         if self._parent:
@@ -168,10 +164,10 @@ class CodeRunner:
             self._exit()
 
     def begin_fork(self, parent: int) -> None:
-        """Turn this into the runner of a fork, which keeps the names; `parent` will be the fork's parent process."""
+        """Make this the runner of a fork, which keeps the code's names. The fork's parent will have the id `parent`."""
         self._channel = Channel(self._shield)
         self._channel.own.forget()
-        self._provided_names.clear()  # These functions use the old channel.
+        self._common_names.clear()  # Their functions use the old channel.
         self._parent = parent
         disarm_finalizers()
         self._prepared = dict(self._module.__dict__)  # keeps the values beyond the execution's end
@@ -194,55 +190,57 @@ class CodeRunner:
         outcome: dict[str, Any] | None = None
         has_exited = False  # the code ended by exit(), with the status of success
         try:
-            try:
-                self._shield.is_running = True
-                execute(body)
-            finally:
-                self._shield.is_running = False
+            self._run_interruptible(execute, body)
         except Submitted:
             pass
         except SystemExit as error:
-            is_own = os.getpid() == self._channel.process_id
-            if (self._refuses_exit and is_own) or (error.code is not None and error.code != 0):
+            refuses_exit = self._refuses_exit and self._is_own_process
+            if refuses_exit or error.code not in (None, 0):
                 outcome = self._describe(error)
             else:
-                has_exited = is_own
+                has_exited = self._is_own_process
         except BaseException as error:
-            self._reserve = None
-            try:
-                outcome = self._describe(error)
-            except BaseException as failure:  # a broken error class, or a changed standard library
-                kind = type(error).__qualname__
-                text = f"(it could not be described: {type(failure).__qualname__})"
-                outcome = {"kind": "code", "type": kind, "message": text, "traceback": "", "exit_code": None}
+            outcome = self._describe(error)
         if not self._is_own_process:
-            # This process is a fork that the code made. Its end does not end the execution.
-            if outcome is not None:
-                os.write(2, outcome["traceback"].encode("utf-8", "replace"))
-            self._flush()
-            os._exit(0 if outcome is None else outcome["exit_code"] or 1)
+            self._end_fork_of_code(outcome)
         self._flush()
         files = self._volume.list_written()
         if files:
-            body = dumps(files).encode("utf-8", "replace")
-            self._channel.send({"op": "files", "token": self._channel.token}, body)
+            self._channel.send({"op": "files", "token": self._channel.token}, _encode(files))
+        self._send_end(outcome, has_exited)
+        return outcome is None
+
+    def _run_interruptible(self, execute: Callable[[bytes], None], body: bytes) -> None:
+        try:
+            self._shield.is_running = True
+            execute(body)
+        finally:
+            self._shield.is_running = False
+
+    def _end_fork_of_code(self, outcome: dict[str, Any] | None) -> NoReturn:
+        """End this process, which the code forked. Its end does not end the execution."""
+        if outcome is not None:
+            os.write(2, outcome["traceback"].encode("utf-8", "replace"))
+        self._flush()
+        os._exit(0 if outcome is None else outcome["exit_code"] or 1)
+
+    def _send_end(self, outcome: dict[str, Any] | None, has_exited: bool) -> None:
         status = "finished" if outcome is None or self._shield.has_submitted else "error"
         header: dict[str, Any] = {"op": "end", "token": self._channel.token, "status": status}
-        if not self._is_stateless:
-            own, ended = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
-            seconds = own.ru_utime + own.ru_stime + ended.ru_utime + ended.ru_stime
-            header["cpu_microseconds"], header["peak_kib"] = int(seconds * 1e6), max(own.ru_maxrss, ended.ru_maxrss)
-        body = EXITED if has_exited else dumps(outcome).encode("utf-8", "replace")
-        self._channel.send(header, body)
-        return outcome is None
+        if not self._is_stateless:  # The process continues, so the kernel does not report its usage.
+            own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+            seconds = own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+            header["cpu_microseconds"] = int(seconds * 1e6)
+            header["peak_kib"] = max(own.ru_maxrss, children.ru_maxrss)
+        self._channel.send(header, EXITED if has_exited else _encode(outcome))
 
     def _execute_preparation(self, body: bytes) -> None:
         """Run the code of `prepare`, with the volume's names only: the other names belong to executions."""
-        self._give_names(self._volume.make_names())
+        self._add_names(self._volume.make_names())
         try:
             self._compile_and_run(loads(body.decode("utf-8"))["code"])
         except SystemExit as error:
-            if error.code is not None and error.code != 0:
+            if error.code not in (None, 0):
                 raise
         check_threads()
         import_common_modules()
@@ -259,30 +257,10 @@ class CodeRunner:
         self._refuses_exit = request.get("refuse_exit", False)
         if self._parent and self._executions == 1:
             seed_generators(request.get("seed"))
-        namespace = self._module.__dict__
-        is_turn = self._refuses_exit and not self._is_stateless
-        if is_turn:
-            namespace.update(self._own_names)
-        number = self._channel.number
+        is_turn = self._refuses_exit and not self._is_stateless  # a turn of a model
         displays = self._displays = Displays(self._send_shown)
-        report = make_report(self._channel.call_host, lambda: self._submit(number, b"{}"))
-        self._give_names({**self._provide_names(request["queries"]), "report": report, "display": displays.display})
-        for name in request["names"]:
-            namespace[name] = self._make_tool(name)
-        namespace["SUBMIT"] = self._make_submit(number, request["output_fields"])
-        variables, nonfinite = request["variables"], request.get("nonfinite", {})
-        for name, path in request.get("files", {}).items():  # values that were too large for a frame
-            variables[name], more = loads(take_file(path).decode("utf-8"))
-            nonfinite.update(more)
-        restore_numbers(variables, nonfinite)
-        namespace.update(variables)
-        functions = {name: namespace[name] for name in ("SUBMIT", *request["names"])}
-        self._main.add_names(variables, {**self._given_names, **functions})
-        if is_turn:
-            given = {name: value for name, value in self._given_names.items() if namespace[name] is value}
-            self._own_names.update({**given, **functions})
-            for name in SHADOWED_NAMES:
-                self._own_names.pop(name, None)
+        variables = _read_variables(request)
+        self._set_names(request, variables, displays, is_turn=is_turn)
         try:
             value = self._compile_and_run(request["code"])
             if value is not None and self._is_own_process:
@@ -299,11 +277,35 @@ class CodeRunner:
             if self._is_stateless:
                 self._finish_as_script()
 
+    def _set_names(
+        self, request: dict[str, Any], variables: dict[str, Any], displays: Displays, *, is_turn: bool
+    ) -> None:
+        """Set the globals that the execution finds: the driver's names, tools, SUBMIT and variables."""
+        namespace = self._module.__dict__
+        if is_turn:
+            namespace.update(self._turn_names)
+        number = self._channel.number
+        report = make_report(self._channel.call_host, lambda: self._submit(number, b"{}"))
+        common_names = self._find_common_names(request["queries"])
+        self._add_names({**common_names, "report": report, "display": displays.display})
+        functions: dict[str, Any] = {name: self._make_tool(name) for name in request["names"]}
+        functions["SUBMIT"] = self._make_submit(number, request["output_fields"])
+        namespace.update(functions)
+        namespace.update(variables)
+        self._main.add_names(variables, {**self._driver_names, **functions})
+        if is_turn:
+            for name, value in self._driver_names.items():
+                if namespace[name] is value and name not in SHADOWED_NAMES:
+                    self._turn_names[name] = value
+            self._turn_names.update(functions)
+
     def _note_changed_names(self, variables: dict[str, Any]) -> None:
         """Keep the variables of a turn as its code leaves them, and print the other names that it has changed."""
-        namespace, own = self._module.__dict__, self._own_names
-        own.update({name: namespace[name] for name in variables if name in namespace})
-        changed = [name for name, value in own.items() if namespace.get(name) is not value]
+        namespace = self._module.__dict__
+        for name in variables:
+            if name in namespace:
+                self._turn_names[name] = namespace[name]
+        changed = [name for name, value in self._turn_names.items() if namespace.get(name) is not value]
         if changed:
             self._flush()
             names = ", ".join(changed)
@@ -329,9 +331,8 @@ class CodeRunner:
         codes = parts if expression is None else [*parts, expression]
         gc.enable()
         try:
-            for code in codes:
-                if code.co_flags & IS_COROUTINE:
-                    return self._await(codes)
+            if any(code.co_flags & IS_COROUTINE for code in codes):
+                return self._await(codes)
             for part in parts:
                 exec(part, namespace)
             return None if expression is None else eval(expression, namespace)
@@ -343,29 +344,29 @@ class CodeRunner:
 
     def _await(self, codes: list[CodeType]) -> Any:
         """Run code that awaits. Its event loop stays only in a context."""
+        if not self._is_stateless:
+            return self._coroutines.run(codes, self._module.__dict__)
         has_ended = False
         try:
             value = self._coroutines.run(codes, self._module.__dict__)
             has_ended = True
             return value
         finally:
-            if self._is_stateless:
-                # An execution waits for its threads at its end, unless it submits. `prepare` does not, so wait here.
-                self._coroutines.close(joins_threads=has_ended and not self._executions)
+            self._coroutines.close(joins_threads=has_ended)
 
-    def _provide_names(self, can_query: bool) -> dict[str, Any]:
-        """Return the names that every execution finds, which are made once; `can_query` adds a language model."""
-        if can_query not in self._provided_names:
+    def _find_common_names(self, can_query: bool) -> dict[str, Any]:
+        """Return the names that every execution finds; `can_query` is True if there is a language model."""
+        if can_query not in self._common_names:
             query_names = make_query_names(self._channel.call_host if can_query else None)
-            self._provided_names[can_query] = {**self._volume.make_names(), **query_names}
-        return self._provided_names[can_query]
+            self._common_names[can_query] = {**self._volume.make_names(), **query_names}
+        return self._common_names[can_query]
 
-    def _give_names(self, names: dict[str, Any]) -> None:
+    def _add_names(self, names: dict[str, Any]) -> None:
         """Add names to the code's globals, but keep those that the code defined in `prepare` or an earlier step."""
-        namespace, given = self._module.__dict__, self._given_names
+        namespace, driver_names = self._module.__dict__, self._driver_names
         for name, value in names.items():
-            if name not in namespace or (name in given and namespace[name] is given[name]):
-                namespace[name] = given[name] = value
+            if name not in namespace or (name in driver_names and namespace[name] is driver_names[name]):
+                namespace[name] = driver_names[name] = value
 
     def _make_tool(self, name: str) -> Callable[..., Any]:
         def tool(*args: Any, **kwargs: Any) -> Any:
@@ -380,8 +381,7 @@ class CodeRunner:
         def submit(*values: Any, **fields: Any) -> NoReturn:
             """End the execution and return the fields to the caller."""
             channel.check_process("SUBMIT")
-            if number != channel.number or not channel.is_current_thread:
-                raise Submitted  # an earlier execution's SUBMIT, or a call from one of its threads
+            self._end_unless_current(number)
             limit = getrecursionlimit()
             setrecursionlimit(limit + DRIVER_DEPTH)  # code may call this deep in a recursion
             try:
@@ -392,24 +392,30 @@ class CodeRunner:
         submit.__name__ = submit.__qualname__ = "SUBMIT"
         return submit
 
+    def _end_unless_current(self, number: int) -> None:
+        """End a thread of an earlier execution, and one that calls a function of the earlier execution `number`."""
+        if number != self._channel.number or not self._channel.is_current_thread:
+            raise Submitted
+
     def _submit(self, number: int, body: bytes) -> NoReturn:
         """End the execution with that number, from any of its threads, with the JSON of its fields."""
         channel, shield = self._channel, self._shield
-        if number != channel.number or not channel.is_current_thread:
-            raise Submitted
+        self._end_unless_current(number)
+        is_main = shield.get_thread_id() == shield.main_thread
         with shield:
             with channel.lock:
-                is_first, shield.has_submitted = not shield.has_submitted, True
-            is_main = shield.get_thread_id() == shield.main_thread
+                is_first = not shield.has_submitted
+                shield.has_submitted = True
             if is_first:
                 # A fork cannot signal itself if its inherited seccomp filter checks signals, so the supervisor does it.
-                header = {"op": "submit", "token": channel.token, "interrupt": not is_main and self._parent > 0}
+                needs_interrupt = not is_main and self._parent > 0
+                header = {"op": "submit", "token": channel.token, "interrupt": needs_interrupt}
                 channel.send(header, body)
-        if not is_main:
-            if not self._parent:
-                signal.pthread_kill(shield.main_thread, signal.SIGINT)
-            raise SystemExit  # ends a thread without a message
-        raise Submitted
+        if is_main:
+            raise Submitted
+        if not self._parent:
+            signal.pthread_kill(shield.main_thread, signal.SIGINT)
+        raise SystemExit  # ends a thread without a message
 
     def _finish_as_script(self) -> None:
         """Wait for the threads that the code started, and run its exit functions."""
@@ -419,7 +425,7 @@ class CodeRunner:
             try:
                 shutdown()
             except Exception as error:  # the code has changed `threading`
-                os.write(2, _format_traceback(error).encode("utf-8", "replace"))
+                os.write(2, format_traceback(error).encode("utf-8", "replace"))
         _run_exitfuncs()
 
     def _flush(self) -> None:
@@ -431,48 +437,20 @@ class CodeRunner:
                     pass
 
     def _describe(self, error: BaseException) -> dict[str, Any]:
-        if isinstance(error, MemoryError):
-            if self._is_stateless:
-                self._module.__dict__.clear()
-            _clear_frames(error)
-        line = self._find_line(error)  # `_format_traceback` shortens the traceback, so this comes first.
+        """Return the outcome of code that raised an error. Never raises."""
+        self._reserve = None
         try:
-            message = str(error)
-        except BaseException:
-            message = "(its message could not be read)"
-        self._main.show_lines()  # The code may have cleared the lines.
-        try:
-            text = _format_traceback(error)
-        except BaseException:  # the code may have changed a module that `traceback` uses
-            text = f"{type(error).__qualname__}: {message}\n"[:MAX_TRACEBACK_CHARACTERS]
-        code: Any = error.code if isinstance(error, SystemExit) else None
-        return {
-            "kind": self._find_kind(error),
-            "type": type(error).__qualname__,
-            "message": message[:MAX_TRACEBACK_CHARACTERS],
-            "traceback": text,
-            "exit_code": int(code) if isinstance(code, int) and abs(code) < 1 << 31 else None,
-            "line": line,
-            "limit": find_limit(error),
-        }
-
-    def _find_kind(self, error: BaseException) -> str:
-        for kind, name in KINDS.items():
-            if isinstance(error, kind):
-                return name
-        if not self._is_compiled and isinstance(error, (SyntaxError, ValueError, RecursionError, OverflowError)):
-            return "syntax"
-        return "code"
-
-    def _find_line(self, error: BaseException) -> int | None:
-        if isinstance(error, SyntaxError) and not self._is_compiled:
-            return error.lineno
-        line, trace = None, get_traceback(error)
-        while trace is not None:
-            if trace.tb_frame.f_code.co_filename == self._file_name:
-                line = trace.tb_lineno
-            trace = trace.tb_next
-        return line
+            if isinstance(error, MemoryError):
+                if self._is_stateless:
+                    self._module.__dict__.clear()
+                clear_frames(error)
+            self._main.show_lines()  # The code may have cleared the lines.
+            return describe_error(error, self._file_name, is_compiled=self._is_compiled)
+        except BaseException as failure:  # a broken error class, or a changed standard library
+            text = f"(it could not be described: {type(failure).__qualname__})"
+            return {
+                "kind": "code", "type": type(error).__qualname__, "message": text, "traceback": "", "exit_code": None,
+            }  # fmt: skip
 
     def _exit(self) -> NoReturn:
         try:
@@ -483,37 +461,15 @@ class CodeRunner:
             os._exit(0)
 
 
-# Read through BaseException: a class of the code may have a property with that name.
-get_traceback: Any = BaseException.__dict__["__traceback__"].__get__
+def _read_variables(request: dict[str, Any]) -> dict[str, Any]:
+    """Return the execution's variables. Those that are too large for a frame are in files."""
+    variables, nonfinite = request["variables"], request.get("nonfinite", {})
+    for name, path in request.get("files", {}).items():
+        variables[name], numbers = loads(take_file(path).decode("utf-8"))
+        nonfinite.update(numbers)
+    restore_numbers(variables, nonfinite)
+    return variables
 
 
-def _clear_frames(error: BaseException) -> None:
-    """Free the local variables of an error's frames, so that there is memory to describe it."""
-    trace = get_traceback(error)
-    while trace is not None:
-        try:
-            trace.tb_frame.clear()
-        except RuntimeError:
-            pass  # a running frame: the driver's own
-        trace = trace.tb_next
-
-
-def _format_traceback(error: BaseException) -> str:
-    import traceback
-
-    first = get_traceback(error)
-    while first is not None and first.tb_frame.f_code.co_filename.startswith(DRIVER_FILE_PREFIX):
-        first = first.tb_next
-    trace = first
-    last: Any = None
-    while trace is not None:  # Cut the traceback at frames of the driver, such as SUBMIT.
-        if trace.tb_frame.f_code.co_filename.startswith(DRIVER_FILE_PREFIX):
-            break
-        last, trace = trace, trace.tb_next
-    if last is not None:
-        last.tb_next = None
-    text = "".join(traceback.format_exception(type(error), error, first))
-    if len(text) > MAX_TRACEBACK_CHARACTERS:
-        half = MAX_TRACEBACK_CHARACTERS // 2
-        text = f"{text[:half]}\n[... {len(text) - 2 * half:,} characters left out ...]\n{text[-half:]}"
-    return text
+def _encode(value: Any) -> bytes:
+    return dumps(value).encode("utf-8", "replace")

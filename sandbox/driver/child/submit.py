@@ -26,7 +26,7 @@ class SubmitError(ValueError):
 
 
 def encode_submission(values: tuple[Any, ...], fields: dict[str, Any], expected: list[dict[str, str]] | None) -> bytes:
-    """Return the JSON of SUBMIT's arguments; `expected` are the allowed fields, None allows any. Raises SubmitError."""
+    """Return the JSON of SUBMIT's arguments. `expected` lists the fields; None allows any. Raises SubmitError."""
     names = ["output"] if expected is None else [field["name"] for field in expected]
     if len(values) > len(names):
         raise SubmitError(f"SUBMIT takes {', '.join(names)}, and was given {len(values)} positional values")
@@ -42,14 +42,14 @@ def encode_submission(values: tuple[Any, ...], fields: dict[str, Any], expected:
 
 
 def encode_output(fields: dict[str, Any], expected: list[dict[str, str]] | None = None) -> bytes:
-    """Return the JSON of fields by name: an object, or with non-finite numbers a list of it and these numbers.
+    """Return the JSON of fields by name: an object, or a list of the object and its non-finite numbers.
 
-    Raises NotJsonError and SubmissionError.
+    Raises NotJsonError if JSON cannot hold a value, and SubmissionError for wrong fields or too much data.
     """
-    if expected is not None:  # DSPy and recursive models expect fields. They convert keys as JSON does.
+    if expected is not None:  # DSPy and recursive models, which expect fields, want keys converted as JSON does.
         fields = {name: _convert_keys(value) for name, value in fields.items()}
-    # An item takes at least two bytes.
-    fields = convert_fields(fields, MAX_SUBMIT_BYTES // 2, allow_nonfinite=True)
+    max_items = MAX_SUBMIT_BYTES // 2  # An item takes at least two bytes.
+    fields = convert_fields(fields, max_items, allow_nonfinite=True)
     if expected is not None:
         check_fields(fields, expected)
         fields = {field["name"]: fields[field["name"]] for field in expected}
@@ -65,10 +65,11 @@ def _convert_keys(value: Any, depth: int = MAX_SUBMIT_DEPTH) -> Any:
     """Return the value with numbers and None as keys of dicts converted to text, as JSON has them."""
     if depth and type(value) is dict:
         items: dict[Any, Any] = value  # type: ignore[reportUnknownVariableType]
-        return {
-            dumps(key) if key is None or type(key) in (bool, int, float) else key: _convert_keys(item, depth - 1)
-            for key, item in items.items()
-        }
+        converted: dict[Any, Any] = {}
+        for key, item in items.items():
+            is_convertible = key is None or type(key) in (bool, int, float)
+            converted[dumps(key) if is_convertible else key] = _convert_keys(item, depth - 1)
+        return converted
     if depth and type(value) in (list, tuple):
         return [_convert_keys(item, depth - 1) for item in value]
     return value
@@ -89,10 +90,12 @@ def make_report(call_host: Callable[..., Any], end: Callable[[], Any]) -> Callab
             ValueError: `step` is not a whole number from 0 on.
         """
         number = _convert("value", value)
-        place = _convert("step", step)
-        if not _is_finite(place) or place < 0 or int(step) != step:
+        step_number = _convert("step", step)
+        if not _is_finite(step_number) or step_number < 0 or int(step) != step:
             raise ValueError(f"report: step is {step!r}: use a whole number of at least 0")
-        if call_host("report", (number if _is_finite(number) else str(number), int(step)), {}):
+        json_value = number if _is_finite(number) else str(number)
+        must_end = call_host("report", (json_value, int(step)), {})
+        if must_end:
             end()
 
     report.__qualname__ = "report"
@@ -104,10 +107,12 @@ def _is_finite(number: float) -> bool:
 
 
 def _convert(name: str, value: Any) -> float:
-    # `float` accepts dates and durations, and drops imaginary parts.
+    """Return the argument `name` of `report` as a number. Raises TypeError."""
+    # `float` would convert texts, dates and durations, and drop the imaginary part of a complex number of numpy.
     is_complex = getattr(getattr(value, "dtype", None), "kind", None) == "c"
+    is_text = isinstance(value, (str, bytes))
     try:
-        if not isinstance(value, (str, bytes)) and not is_complex and find_loss(value) is None:
+        if not is_text and not is_complex and find_loss(value) is None:
             return float(value)
     except (TypeError, ValueError):
         pass

@@ -25,8 +25,8 @@ class VolumeError(OSError):
 class Volume:
     """The volume of a sandbox. `root` is its mount point; None if the sandbox has no volume.
 
-    It requires little of the volume's file system: a file is written once, from first to last byte, and closed. Where
-    renaming works, a file gets its name when complete. Elsewhere (S3 behind FUSE) an incomplete file is removed.
+    It requires little of the volume's file system: a file is written once, from first to last byte, and closed. If
+    renaming works, a file gets its name when complete. Otherwise (S3 behind FUSE) an incomplete file is removed.
     """
 
     def __init__(self, root: str | None, is_shared: bool, shield: InterruptShield) -> None:
@@ -35,7 +35,7 @@ class Volume:
         self._real_root: str | None = None  # None until needed
         self._shield = shield
         self._renames_files: bool | None = None  # None: not tried yet
-        self._written: dict[str, None] = {}
+        self._written: dict[str, None] = {}  # paths in the order of writing
         if root is not None and hasattr(sys, "addaudithook"):
             sys.addaudithook(self._on_audit_event)
 
@@ -62,26 +62,31 @@ class Volume:
         return files
 
     def _on_audit_event(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """Record files that are opened, renamed or removed; Python calls this before each such event."""
+        """Record files that are opened, renamed or removed. Python calls this before each such event."""
         try:
             if event == "open":
                 if arguments[2] & os.O_ACCMODE != os.O_RDONLY:
-                    self._note_path(arguments[0])
-            elif event in ("os.rename", "os.remove"):
-                if self._written:
-                    self._written.pop(self._find_path_inside(arguments[0]) or "", None)
-                if event == "os.rename":
-                    self._note_path(arguments[1])
+                    self._record_path(arguments[0])
+            elif event == "os.remove":
+                self._forget_path(arguments[0])
+            elif event == "os.rename":
+                self._forget_path(arguments[0])
+                self._record_path(arguments[1])
         except Exception:
             pass  # A missing working directory or wrong arguments: the code would get this error.
 
-    def _note_path(self, path: Any) -> None:
+    def _record_path(self, path: Any) -> None:
         inside = self._find_path_inside(path)
         if inside is not None and len(self._written) < MAX_REPORTED_FILES:
             self._written[inside] = None
 
+    def _forget_path(self, path: Any) -> None:
+        inside = self._find_path_inside(path)
+        if inside is not None:
+            self._written.pop(inside, None)
+
     def _find_path_inside(self, path: Any) -> str | None:
-        """Return a file's path relative to the volume; None for files elsewhere, the driver's files, and non-paths."""
+        """Return a file's path relative to the volume; None for files elsewhere, the driver's files and non-paths."""
         if isinstance(path, bytes):
             path = os.fsdecode(path)
         if not isinstance(path, str):
@@ -89,8 +94,8 @@ class Volume:
         path = os.path.abspath(path)
         for root in (self.root, self._real_root):
             if root is not None and path.startswith(root + "/"):
-                inside = path[len(root) + 1 :]
-                return None if inside.rpartition("/")[2].startswith(OWN_FILE_PREFIX) else inside
+                is_own = os.path.basename(path).startswith(OWN_FILE_PREFIX)
+                return None if is_own else path[len(root) + 1 :]
         return None
 
     def make_names(self) -> dict[str, Any]:
@@ -141,14 +146,11 @@ class Volume:
             if not os.path.isdir(self.root):
                 raise VolumeError(f"the volume is missing: nothing is mounted at {self.root}")
             self._real_root = os.path.realpath(self.root)
-        whole = os.path.normpath(os.path.join(self.root, path))
-        real = os.path.realpath(whole)
-        for root, found in ((self.root, whole), (self._real_root, real)):
-            if found != root and not found.startswith(root + "/"):
-                raise VolumeError(
-                    f"{path!r} leaves the volume at {self.root}: use a path in it, also in symbolic links"
-                )
-        return whole[len(self.root) + 1 :], real
+        absolute = os.path.normpath(os.path.join(self.root, path))
+        real = os.path.realpath(absolute)
+        if not _is_below(absolute, self.root) or not _is_below(real, self._real_root):
+            raise VolumeError(f"{path!r} leaves the volume at {self.root}: use a path in it, also in symbolic links")
+        return absolute[len(self.root) + 1 :], real
 
     def _save(self, path: str | os.PathLike[str], data: str | bytes) -> str:
         inside, real = self._resolve(path, "save_to_volume")
@@ -165,45 +167,41 @@ class Volume:
             folder = os.path.dirname(real)
             os.makedirs(folder, exist_ok=True)
             if self._can_rename(folder):
-                self._write(self._partial(folder), "xb", data, then=real)
+                self._write(_make_partial_path(folder), "xb", data, real)
             else:
-                self._write(real, "wb", data, then=None)
+                self._write(real, "wb", data, real)
         except OSError as error:
             remedy = ": split it, or raise file_size_mib" if error.errno == errno.EFBIG else ""
             raise VolumeError(f"{inside!r} could not be saved: {error.strerror or error}{remedy}") from None
         return inside
 
-    @staticmethod
-    def _partial(folder: str) -> str:
-        return os.path.join(folder, f"{OWN_FILE_PREFIX}-{os.urandom(8).hex()}.partial")
-
     def _can_rename(self, folder: str) -> bool:
         """Return whether renaming works on the volume; try it once with an empty file in `folder`."""
         if self._renames_files is None:
-            before, after = self._partial(folder), self._partial(folder)
-            self._write(before, "xb", b"", then=None)
+            path, new_path = _make_partial_path(folder), _make_partial_path(folder)
+            self._write(path, "xb", b"", path)
             try:
-                os.rename(before, after)
-                before = after
+                os.rename(path, new_path)
+                path = new_path
                 self._renames_files = True
             except OSError:
                 self._renames_files = False
             finally:
-                os.unlink(before)
+                os.unlink(path)
         return self._renames_files
 
-    def _write(self, path: str, mode: str, data: Any, then: str | None) -> None:
-        """Write a file without a buffer, and rename it to `then` if given. Remove the file if either step fails."""
+    def _write(self, path: str, mode: str, data: Any, final_path: str) -> None:
+        """Write a file without a buffer, and rename it to its final path. Remove the file if either step fails."""
         file: Any = None
         try:
             with self._shield:
                 file = open(path, mode, buffering=0)  # noqa: SIM115
-            rest = memoryview(data).cast("B")
-            while rest:
-                rest = rest[file.write(rest) :]
+            unwritten = memoryview(data).cast("B")
+            while unwritten:
+                unwritten = unwritten[file.write(unwritten) :]
             file.close()  # some file systems report a full disk only here
-            if then is not None:
-                os.rename(path, then)
+            if path != final_path:
+                os.rename(path, final_path)
         except BaseException:
             if file is not None:
                 file.close()
@@ -216,7 +214,7 @@ class Volume:
     def _load(self, path: str | os.PathLike[str], binary: bool | None) -> str | bytes:
         inside, real = self._resolve(path, "load_from_volume")
         try:
-            # O_NONBLOCK: opening a pipe would otherwise wait for its other end.
+            # Without O_NONBLOCK, opening a pipe would wait for its other end.
             with open(os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
                 if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                     raise OSError("it is no file: list_volume() lists the files")
@@ -235,27 +233,35 @@ class Volume:
     def _list(self, path: str | os.PathLike[str]) -> list[str]:
         inside, real = self._resolve(path, "list_volume")
         paths: list[str] = []
-        folders = [(inside, real)]
+        folders = [real]
         try:
             if not stat.S_ISDIR(os.stat(real).st_mode):
                 return [inside]
             while folders:
-                within, folder = folders.pop()
-                with os.scandir(folder) as entries:
+                with os.scandir(folders.pop()) as entries:
                     for entry in entries:
                         if entry.name.startswith(OWN_FILE_PREFIX):
                             continue
-                        name = f"{within}/{entry.name}" if within else entry.name
                         if entry.is_dir(follow_symlinks=False):
-                            folders.append((name, entry.path))
+                            folders.append(entry.path)
                         else:
-                            paths.append(name)
+                            paths.append(os.path.join(inside, entry.path[len(real) + 1 :]))
         except OSError as error:
             raise _build_error(error, inside) from None
         return sorted(paths)
 
 
+def _is_below(path: str, root: str) -> bool:
+    return path == root or path.startswith(root + "/")
+
+
+def _make_partial_path(folder: str) -> str:
+    """Return a new path for a file that is being written."""
+    return os.path.join(folder, f"{OWN_FILE_PREFIX}-{os.urandom(8).hex()}.partial")
+
+
 def _build_error(error: OSError, path: str) -> VolumeError:
+    """Return the error for a file or folder that could not be read."""
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
         return VolumeError(f"there is no {path!r} on the volume: list_volume() lists the files")
     return VolumeError(f"{path!r} could not be read: {error.strerror or error}")

@@ -2,11 +2,11 @@
 
 With it a first answer takes 3.2 ms, without it 5.2 ms (one core, bubblewrap, the interpreter's `start` and `execute`).
 
-The zygote and both waiting processes rehearse the driver's first steps. A fork shares its pages with the zygote until
-it writes to them, and a starting driver copies hundreds of pages, at up to 3 us each. A waiting process copies them
-before its request: without the rehearsals a first answer takes 5.1 ms. The zygote's rehearsal makes Python specialise
-the code (PEP 659, after eight calls) and fill its attribute caches. Otherwise every fork would do this work in its
-own pages.
+The zygote, the waiting driver and its first child each rehearse: they run the driver's first steps without effects.
+Without the rehearsals a first answer takes 5.1 ms, for two reasons. A fork shares its memory pages with the zygote, and
+copies a page when it first writes to it: a starting driver copies hundreds of pages, at up to 3 us each. A rehearsal
+copies them before the request. And Python specialises code after eight calls (PEP 659): the zygote's rehearsals let it
+do so once, in the pages that all forks share.
 """
 
 from __future__ import annotations
@@ -47,14 +47,21 @@ SETTINGS: dict[str, Any] = {
 
 
 class ChildAhead:
-    """A child of a future supervisor; it rehearses, and waits for the settings and then for an execution.
+    """A child of a future supervisor. It rehearses, and waits for the settings and then for an execution.
 
-    `handle` is its id and our ends of its pipes. The child closes `waiting`, a descriptor of the caller. With
-    `has_namespaces` the child enters a user namespace, with the ids of `user`. If the child cannot start, this and
-    `wait_until_rehearsed` raise OSError and leave no process; the sandbox works without the child.
+    `handle` has its id and our ends of its pipes.
     """
 
     def __init__(self, runner: CodeRunner, waiting: int, user: tuple[int, int] | None, *, has_namespaces: bool) -> None:
+        """Fork the child. Raises OSError.
+
+        Args:
+            runner: The runner of its code.
+            waiting: A descriptor of the caller, which the child closes.
+            user: Ids in the child's user namespace, as for `enter_user_namespace`.
+            has_namespaces: Whether the sandbox has namespaces, so that the child enters a user namespace.
+        """
+
         def enter() -> None:
             if has_namespaces:
                 Confinement({}).open_own_proc()  # closed again when the child is confined
@@ -67,13 +74,15 @@ class ChildAhead:
         self._has_own_namespace = has_namespaces and user is not None
 
     def wait_until_rehearsed(self) -> None:
-        """Wait until the child has rehearsed. Raises OSError if it has ended."""
+        """Wait until the child has rehearsed. If it has ended, reap it and raise OSError."""
         pid, ours = self.handle
+        channel = ours[1]
         try:
-            os.set_blocking(ours[1], True)
-            if not os.read(ours[1], READ_BYTES):  # The child ended during its rehearsal.
+            os.set_blocking(channel, True)
+            end_frame = os.read(channel, READ_BYTES)  # the end of the rehearsed execution
+            if not end_frame:
                 raise OSError(errno.ECHILD, "a sandbox's first child could not start")
-            os.set_blocking(ours[1], False)
+            os.set_blocking(channel, False)
             if self._has_own_namespace:
                 self._namespace = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -93,6 +102,7 @@ class ChildAhead:
 def _run_child(
     runner: CodeRunner, supervisor: int, ends: list[int], supervisor_fds: list[int], enter: Callable[[], None]
 ) -> None:
+    """Rehearse, wait for the settings, and run executions. `enter` puts the process into its namespace."""
     Confinement({}).end_with_parent(supervisor)
     highest = leave_supervisor(ends, supervisor_fds)
     os.closerange(FORK_REQUESTS, highest + 1)
@@ -113,21 +123,21 @@ def _run_child(
 
 
 def rehearse_driver(runner: CodeRunner, confinement: Confinement) -> None:
-    """Run the driver's start and an empty execution, without becoming a driver.
+    """Run the driver's start and an empty execution several times, without becoming a driver.
 
-    Signal handling is unchanged afterwards, except that SIGINT is ignored and the parent's end sends no signal.
+    Afterwards SIGINT is ignored, the parent's end sends no signal, and all other signals are handled as before.
     """
-    for place in (CHANNEL_IN, CHANNEL_OUT):
+    for fd in (CHANNEL_IN, CHANNEL_OUT):
         null = os.open(os.devnull, os.O_RDWR)
-        if null != place:
-            os.dup2(null, place)
+        if null != fd:
+            os.dup2(null, fd)
             os.close(null)
     for _ in range(ROUNDS):
         rehearse_start(runner)
         runner.enter_process()
         runner.rehearse()
-    for place in (CHANNEL_IN, CHANNEL_OUT):
-        os.close(place)
+    for fd in (CHANNEL_IN, CHANNEL_OUT):
+        os.close(fd)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     confinement.signal_at_parent_end(0)
 

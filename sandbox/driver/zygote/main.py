@@ -1,11 +1,13 @@
 """The zygote: a process with the driver loaded, from which each new sandbox on this machine is forked.
 
-It runs nothing but this program. Its host is connected through a socket on descriptor 0, and the zygote ends when that
-socket closes. A request is a JSON packet with descriptors: the wire to read and to write, standard error, and a status
-socket of the new sandbox. On the status socket the sandbox reports either success, with a handle on its first process
-(pidfd), or the error; later the zygote reports how the sandbox ended. If a killed sandbox has no process namespace, the
-zygote kills the processes it left. When idle, the zygote forks a process ahead of the next request. That process sets
-up the walls that are the same for all sandboxes and forks its first child (`child_ahead`).
+It runs nothing but this program. The host is connected through a socket on descriptor 0, and the zygote ends when that
+socket closes. A request is a JSON packet with four descriptors: the wire to read and to write, standard error, and the
+status socket of the new sandbox. On the status socket the sandbox reports either success, with a handle on its first
+process (pidfd), or the error. Later the zygote reports there how the sandbox ended.
+
+When idle, the zygote forks a spare process, which waits for the next request. The spare process enters the namespaces
+that all sandboxes have, and forks its first child (`child_ahead`). If a killed sandbox has no process namespace, the
+zygote kills the processes that it left.
 """
 
 from __future__ import annotations
@@ -49,6 +51,7 @@ DESCRIPTORS = 4  # descriptors in a request
 # The zygote forks a spare process after this idle time, or when a sandbox ends. A fork right after a request would slow
 # down the new sandbox. With a longer time, a host that opens sandboxes one after another would wait for each fork.
 IDLE_MILLISECONDS = 3
+WAKE_BYTES = 4096  # one byte for each signal
 FAILED = 71  # EX_OSERR: the sandbox's walls could not be set up
 
 
@@ -84,7 +87,26 @@ def main(folders: str | None, user: tuple[int, int] | None, python_directory: di
     _Zygote(control, folders, user, confinement, runner).serve()
 
 
+class Spare:
+    """A process that will become a sandbox: its id, and the socket on which it waits for its request."""
+
+    def __init__(self, pid: int, own_socket: socket.socket) -> None:
+        self.pid = pid
+        self.socket = own_socket
+
+    def hand_over(self, data: bytes, fds: list[int]) -> bool:
+        """Send a request to the process and close the socket. Return False if the process has ended. Raises OSError."""
+        with self.socket:
+            try:
+                socket.send_fds(self.socket, [data], fds)
+            except ConnectionError:
+                return False
+        return True
+
+
 class _Zygote:
+    """The server of one host, over the socket `control`. The other arguments are those of `main`."""
+
     def __init__(
         self,
         control: socket.socket,
@@ -100,7 +122,7 @@ class _Zygote:
         self._runner = runner
         self._sandboxes: dict[int, socket.socket] = {}  # keys: ids of the sandboxes' first processes
         self._wake, self._wake_writes = os.pipe()
-        self._spare: tuple[int, socket.socket] | None = None
+        self._spare: Spare | None = None
         self._is_spare_due = False
         self._orphans = OrphanKiller()  # cleans up after sandboxes without a process namespace
         self._own_namespace = -1 if folders is None else os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
@@ -121,11 +143,11 @@ class _Zygote:
                 self._fork_due_spare()
             for fd, _ in events:
                 if fd == self._wake:
-                    os.read(self._wake, 4096)
-                    self._tell_ends()
+                    os.read(self._wake, WAKE_BYTES)
+                    self._report_ends()
                     self._fork_due_spare()
-                    continue
-                self._open_sandbox()
+                else:
+                    self._open_sandbox()
 
     def _fork_due_spare(self) -> None:
         """Fork a spare process if there was a request since the last one was forked."""
@@ -135,10 +157,12 @@ class _Zygote:
                 self._spare = self._fork_spare()
 
     def _find_wait(self) -> float | None:
-        waits: list[float] = [IDLE_MILLISECONDS] if self._is_spare_due else []
-        if self._orphans.next_at != NEVER:
-            waits.append(max(0.0, self._orphans.next_at - time.monotonic()) * 1000)
-        return min(waits, default=None)
+        """Return the milliseconds until something is due; None if nothing is."""
+        wait = IDLE_MILLISECONDS if self._is_spare_due else None
+        if self._orphans.next_at == NEVER:
+            return wait
+        orphans_wait = max(0.0, self._orphans.next_at - time.monotonic()) * 1000
+        return orphans_wait if wait is None else min(wait, orphans_wait)
 
     def _end(self) -> NoReturn:
         """Kill all forked processes and exit, because the host has closed the socket."""
@@ -147,60 +171,63 @@ class _Zygote:
         os._exit(0)
 
     def _open_sandbox(self) -> None:
-        """Pass the host's next request to the waiting process; fork one if none waits.
+        """Pass the host's next request to the spare process; fork one if there is none.
 
-        Code can read the frames of the calls that led to its fork, so only this request's sandbox inherits this frame.
+        Code can read the variables of all calls that led to its fork. No other fork than this request's happens here.
         """
         data, fds, _, _ = socket.recv_fds(self._control, MAX_REQUEST_BYTES, DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
         if not data:
             self._end()
         if len(fds) != DESCRIPTORS:
-            for cut in fds:  # The open file limit cut off the other descriptors. The host sees a closed wire.
-                os.close(cut)
+            for fd in fds:  # The open file limit cut off the other descriptors. The host sees a closed wire.
+                os.close(fd)
             return
         self._is_spare_due = True
         status = socket.socket(fileno=fds[3])
-        self._tell_ends()
+        self._report_ends()
         spare, self._spare = self._spare, None
         try:
-            if spare is None or not _hand_over(spare[1], data, fds):
+            if spare is None or not spare.hand_over(data, fds):
                 spare = self._fork_spare(fds)
-                if not _hand_over(spare[1], data, fds):
+                if not spare.hand_over(data, fds):
                     raise OSError(errno.ESRCH, "the new process was ended")
-            self._sandboxes[spare[0]] = status
+            self._sandboxes[spare.pid] = status
         except OSError as error:
             _send_words(status, f"failed {error.errno} {error}")
             status.close()
         for fd in fds[:3]:
             os.close(fd)
 
-    def _fork_spare(self, asked: Sequence[int] = ()) -> tuple[int, socket.socket]:
-        """Fork a process that will become a sandbox; return its id and the socket for its request. Raises OSError."""
-        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    def _fork_spare(self, request_fds: Sequence[int] = ()) -> Spare:
+        """Fork a process that will become a sandbox. Raises OSError.
+
+        If a request has arrived already, `request_fds` are its descriptors. The process gets copies of them with the
+        request, and closes these, which its code must not find.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         zygote = os.getpid()
-        with its:
+        with theirs:
             try:
                 pid = os.fork() if self._folders is None else fork_into_pid_namespace(self._own_namespace)
             except OSError:
                 ours.close()
                 raise
             if pid:
-                return pid, ours
+                return Spare(pid, ours)
             try:
                 ours.close()
-                # `asked` are descriptors of a request that has arrived. It brings copies, and code must not find these.
-                for fd in asked:
+                for fd in request_fds:
                     os.close(fd)
-                self._become_sandbox(its, zygote, has_time=not asked)
+                self._become_sandbox(theirs, zygote, has_time=not request_fds)
             except BaseException as error:
                 sys.excepthook(type(error), error, error.__traceback__)  # goes to the process's own stderr
             finally:
                 os._exit(FAILED)
 
     def _become_sandbox(self, waiting: socket.socket, zygote: int, *, has_time: bool) -> None:
-        """Detach from the zygote and the other sandboxes, wait for a request, and become the driver.
+        """Detach from the zygote and the other sandboxes, wait for a request on `waiting`, and become the driver.
 
-        With `has_time`, no request is waiting, so also rehearse and fork the first child.
+        If no request waits yet, the process `has_time` to rehearse and to fork its first child.
         """
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -231,7 +258,8 @@ class _Zygote:
         try:
             if failure is not None:
                 raise failure
-            self._stand(json.loads(data), fds, status, child)
+            self._set_up(json.loads(data), fds, child)
+            _send_with_handle(status, b"stands")
         except OSError as error:
             _send_words(status, f"failed {error.errno} {error}")
             return
@@ -257,10 +285,13 @@ class _Zygote:
                 child = None
         return child
 
-    def _stand(self, request: dict[str, Any], wire: list[int], status: socket.socket, child: ChildAhead | None) -> None:
-        """Set up what is specific to this sandbox and report success. Raises OSError."""
-        for pid in (os.getpid(), *(() if child is None else (child.handle[0],))):
-            resource.prlimit(pid, resource.RLIMIT_RSS, (request["mark"], request["mark"]))
+    def _set_up(self, request: dict[str, Any], wire: list[int], child: ChildAhead | None) -> None:
+        """Set up what is specific to this sandbox. Raises OSError."""
+        # The host finds the sandbox's processes by this mark: a limit that the kernel ignores, and forks inherit.
+        mark = (request["mark"], request["mark"])
+        resource.setrlimit(resource.RLIMIT_RSS, mark)
+        if child is not None:
+            resource.prlimit(child.handle[0], resource.RLIMIT_RSS, mark)
         if self._folders is not None:
             self._confinement.open_own_proc()  # closed again when the process becomes the supervisor
             take_folder(self._folders, request)
@@ -272,9 +303,8 @@ class _Zygote:
         for number, fd in enumerate(wire):
             os.dup2(fd, number)
             os.close(fd)
-        _send_with_handle(status, b"stands")
 
-    def _tell_ends(self) -> None:
+    def _report_ends(self) -> None:
         """Report how sandboxes ended, and kill processes left by sandboxes without a process namespace."""
         while self._orphans.next_at == NEVER:
             try:
@@ -284,14 +314,16 @@ class _Zygote:
             if pid == 0:
                 return
             self._on_end(pid, status)
-        for known in self._list_known():  # The orphan killer reaps the orphans.
-            pid, status = os.waitpid(known, os.WNOHANG)
+        # There are orphans, which only their killer may reap.
+        for known_pid in self._list_known():
+            pid, status = os.waitpid(known_pid, os.WNOHANG)
             if pid:
                 self._on_end(pid, status)
 
     def _on_end(self, pid: int, status: int) -> None:
-        if self._spare is not None and pid == self._spare[0]:
-            self._spare[1].close()
+        """Handle the end of a sandbox's first process, or of the spare process."""
+        if self._spare is not None and pid == self._spare.pid:
+            self._spare.socket.close()
             self._spare = None
         sandbox = self._sandboxes.pop(pid, None)
         if sandbox is not None:
@@ -302,29 +334,25 @@ class _Zygote:
                 self._kill_orphans()
 
     def _list_known(self) -> list[int]:
-        return [*self._sandboxes, *(() if self._spare is None else self._spare[:1])]
+        """Return the ids of all children that are no orphans."""
+        pids = list(self._sandboxes)
+        if self._spare is not None:
+            pids.append(self._spare.pid)
+        return pids
 
     def _kill_orphans(self) -> None:
         self._orphans.kill(self._list_known())
 
 
 def _send_with_handle(to: socket.socket, words: bytes) -> None:
+    """Send the words with a handle (pidfd) on this process."""
     process = os.pidfd_open(os.getpid())
     to.sendmsg([words], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [process]))])
     os.close(process)
 
 
-def _hand_over(waiting: socket.socket, data: bytes, fds: list[int]) -> bool:
-    """Send a request to the waiting process; return False if it has ended. Raises OSError."""
-    with waiting:
-        try:
-            socket.send_fds(waiting, [data], fds)
-        except ConnectionError:
-            return False
-    return True
-
-
 def _send_words(status: socket.socket, words: str) -> None:
+    """Send the words to the host without waiting."""
     try:
         status.send(words.encode("utf-8", "replace"), socket.MSG_DONTWAIT)
     except OSError:
