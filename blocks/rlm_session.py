@@ -230,9 +230,12 @@ class RlmSession:
     ) -> SessionAnswer:
         """Add the answer to a question to `answers`, and return it."""
         trajectory = session.queries[0].trajectory if session.queries else []
-        text, value = (find_last_output(trajectory), None) if answered is None else answered
-        if answered is not None and self._settings.answer_type is not None:
-            value = self._settings.answer_type.restore(value)
+        if answered is None:
+            text, value = find_last_output(trajectory), None
+        else:
+            text, value = answered
+            if self._settings.answer_type is not None:
+                value = self._settings.answer_type.restore(value)
         answer = SessionAnswer(value, text, trajectory, session.summarize(), answered is not None, error)
         self.answers.append(answer)
         return answer

@@ -52,10 +52,10 @@ class RlmAnswer(Report[Outcome]):
         trajectory = root.get("trajectory", [])
         if isinstance(outcome, Result):
             answer = outcome["answer"]
-            value = {"value": deepcopy(root.get("value", answer))}
-            restore_numbers(value, root.get("nonfinite", {}))
-            typed = value["value"] if answer_type is None else answer_type.restore(value["value"])
-            return cls(answer, trajectory, queries, outcome, results_path, value=typed)
+            recorded = {"value": deepcopy(root.get("value", answer))}
+            restore_numbers(recorded, root.get("nonfinite", {}))  # NaN and infinities
+            value = recorded["value"] if answer_type is None else answer_type.restore(recorded["value"])
+            return cls(answer, trajectory, queries, outcome, results_path, value=value)
         last_output = find_last_output(trajectory)
         return cls(last_output, trajectory, queries, outcome, results_path, answered=False, error=outcome.error)
 

@@ -1,4 +1,4 @@
-"""The Prefect task of a query, which running code asks, below the task run of the code's execution."""
+"""The Prefect task of a query. Its task run is a child of the task run of the execution whose code asked the query."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -15,8 +15,8 @@ from .engine_log import QUERY_TASK_NAME
 from .task_runs import return_cancelled_state
 
 MAX_TRACKED_QUERIES = 300  # queries of a flow run with task runs; each takes 4 ms here and about 10 ms on the server
-QUIET_SECONDS = 0.005  # time without questions and answers before a task run starts or ends
-MAX_DELAY_SECONDS = 0.05  # Each start and end waits at most this long, even if questions and answers never pause.
+QUIET_SECONDS = 0.005  # A task run starts or ends after so long a time without questions and answers.
+MAX_DELAY_SECONDS = 0.05  # A start or an end waits at most this long for such a time.
 
 
 class _QueryCall:
@@ -115,9 +115,12 @@ class QueryTracker:
         """Wait until there was no question or answer for `QUIET_SECONDS`, but at most `MAX_DELAY_SECONDS`."""
         loop = asyncio.get_running_loop()
         latest = loop.time() + MAX_DELAY_SECONDS
-        # Each question and answer moves the moment.
-        while (now := loop.time()) < (until := min(self._active_at + QUIET_SECONDS, latest)):  # noqa: ASYNC110
-            await asyncio.sleep(until - now)
+        while True:
+            # Questions and answers during the sleep change `_active_at`.
+            seconds_left = min(self._active_at + QUIET_SECONDS, latest) - loop.time()
+            if seconds_left <= 0:
+                return
+            await asyncio.sleep(seconds_left)
 
     def _note_activity(self, _answer: object = None) -> None:
         self._active_at = asyncio.get_running_loop().time()

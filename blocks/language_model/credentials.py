@@ -45,7 +45,7 @@ class CredentialMask:
         self._credentials.update(_find_credentials("", values))
 
     def add_settings(self, settings: BaseModel) -> None:
-        """Add the credentials among a block's fields. A long value of `environment` counts as one under any name."""
+        """Add the credentials among a block's fields, and all long values of its field `environment`."""
         for name, value in settings:
             self._credentials.update(_find_credentials(name, value))
         environment: dict[str, SecretStr] = getattr(settings, "environment", {})

@@ -51,9 +51,9 @@ def find_context(values: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class ContextReader:
-    """Reads contexts, and keeps the files that each piece of code needs.
+    """A reader of contexts, which notes the files that each piece of code needs.
 
-    `files` has the files by the code that reads them, and by their paths in the sandbox.
+    `files[code]` has the host's files that the code reads, by their paths in the sandbox.
     """
 
     files: dict[str, dict[str, Path]] = field(default_factory=dict[str, dict[str, Path]])

@@ -86,18 +86,12 @@ def match_files(base: Path, pattern: str) -> tuple[dict[str, Path], list[str]]:
     file.
     """
     root = resolve_links(check_input_path(base)) or base
-    hidden = [part for part in PurePath(pattern).parts if part.startswith(".")]  # Only these match hidden names.
     files: dict[str, Path] = {}
     left_out: list[str] = []
-    # `Path.glob` takes `**` only as a whole part, and matches no files with it as the last one.
-    parts = [part if part == "**" else re.sub("[*]{2,}", "*", part) for part in PurePath(pattern).parts]
-    if parts[-1] == "**":
-        parts.append("*")
-    for path in root.glob("/".join(parts)):
+    for path in root.glob(_prepare_for_glob(pattern)):
         name = path.relative_to(root)
-        unnamed = [part for part in name.parts if part.startswith(".") and not _matches_any(part, hidden)]
         real = resolve_links(path) or path
-        if unnamed or not real.is_file():
+        if _has_hidden_part(name, pattern) or not real.is_file():
             continue
         is_link = real != path
         leads_out = not real.is_relative_to(root) or (is_link and find_link_on_volume(path) is not None)
@@ -109,8 +103,21 @@ def match_files(base: Path, pattern: str) -> tuple[dict[str, Path], list[str]]:
     return dict(sorted(files.items())), sorted(left_out)
 
 
-def _matches_any(name: str, patterns: list[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
+def _prepare_for_glob(pattern: str) -> str:
+    """Return a pattern for `Path.glob`: it takes `**` only as a whole part, and finds no files with a last `**`."""
+    parts = [part if part == "**" else re.sub("[*]{2,}", "*", part) for part in PurePath(pattern).parts]
+    if parts[-1] == "**":
+        parts.append("*")
+    return "/".join(parts)
+
+
+def _has_hidden_part(name: PurePath, pattern: str) -> bool:
+    """Return True if a part of a name begins with a dot, and no part of the pattern that begins with a dot matches."""
+    hidden_patterns = [part for part in PurePath(pattern).parts if part.startswith(".")]
+    for part in name.parts:
+        if part.startswith(".") and not any(fnmatchcase(part, hidden) for hidden in hidden_patterns):
+            return True
+    return False
 
 
 def refuse_pattern(text: str) -> None:

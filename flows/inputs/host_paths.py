@@ -19,7 +19,7 @@ def locate_input(text: str) -> PathOrLocation:
 
 
 def check_input_path(path: Path) -> Path:
-    """Return the path if the worker allows it or a parameter was spilled there. Raises ConfigurationError."""
+    """Return the path if the worker allows it, or if it is a file of a long parameter. Raises ConfigurationError."""
     real = resolve_links(path)
     return real if real is not None and is_deployment_run() and _is_spilled(real) else check_path(path)
 
@@ -47,7 +47,7 @@ def locate_ledger(place: str | PurePath | Location) -> PathOrLocation:
 
 
 def _is_spilled(real: Path) -> bool:
-    """Return whether a path without links is a file to which this user's parameters were spilled."""
+    """Return True if a path without links is a file that `spilling` wrote for this user."""
     if real.parent != resolve_links(get_spill_directory()) or SPILLED_FILE.fullmatch(real.name) is None:
         return False
     try:

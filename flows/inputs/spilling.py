@@ -67,7 +67,7 @@ def _write_lines(value: list[Any] | dict[Any, Any]) -> bytes:
 
 
 def _find_unstorable(name: str, value: Any) -> str | None:
-    """Return a phrase about the part of a JSON value that Prefect's server cannot hold, with a remedy, or None.
+    """Return what Prefect's server cannot hold in a JSON value, as a phrase with a remedy, or None.
 
     Raises ConfigurationError for text that is not UTF-8, because Prefect and sandboxes refuse such text.
     """
@@ -126,9 +126,12 @@ def read_codes(code: Any) -> list[str]:
     codes: list[str] = code if isinstance(code, list) else _read_reference(code)
     if not codes:
         raise ConfigurationError("the list of code is empty: pass at least one piece")
-    if codes == [code]:
+    if codes == [code]:  # a text, and not a reference
         return codes
-    return [text for item in codes for text in _read_reference(item)]
+    texts: list[str] = []
+    for item in codes:
+        texts += _read_reference(item)
+    return texts
 
 
 def read_text_reference(code: Any) -> str:
@@ -140,11 +143,13 @@ def read_text_reference(code: Any) -> str:
 
 
 def _read_reference(text: str) -> list[str]:
-    """Return the text, or the code in the file to which it refers, one text or several. Raises ConfigurationError.
+    """Return [text], or the pieces of code in the file if the text is a reference. Raises ConfigurationError.
 
-    A single line that begins with `@` is never valid Python, because a decorator needs a definition below it.
+    A reference is a single line that begins with `@`, or a text that begins with `@/`. Neither is valid Python.
     """
-    if not text.startswith("@") or ("\n" in text.strip() and not text.startswith("@/")):
+    is_single_line = "\n" not in text.strip()
+    is_reference = text.startswith("@/") or (text.startswith("@") and is_single_line)
+    if not is_reference:
         return [text]
     place = text[1:].strip()
     if parse_scheme(place) is None and not os.path.isabs(os.path.expanduser(place)):
@@ -161,6 +166,6 @@ def _read_reference(text: str) -> list[str]:
         if not all(isinstance(code, str) for code in codes):
             raise ValueError("each line must be a text in JSON")
     except (OSError, ValueError) as error:
-        why = (error.strerror if isinstance(error, OSError) else None) or error
-        raise ConfigurationError(f"the code in {place} cannot be read: {why}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigurationError(f"the code in {place} cannot be read: {reason}") from None
     return codes

@@ -86,7 +86,7 @@ class AnswerCache:
                 self.hits += 1
                 return text
             failure = self._failures.get(key)
-            if has_waited and failure is not None:
+            if has_waited and failure is not None:  # This caller waited for the one that failed.
                 raise type(failure)(str(failure))
             self._failures.pop(key, None)
             try:

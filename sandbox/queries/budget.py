@@ -67,9 +67,9 @@ class Budget:
     Before a call, reserve its expected usage. After the call, settle its real usage. A call counts in the budget and in
     its `parent`: an execution's budget may limit the calls, and the flow run's budget the cost.
 
-    Before the first call has settled, each call is expected to use its maximum. Later, each call is expected to use the
-    largest share of the maximum that a settled call has used. So a long possible answer does not block an almost unused
-    budget. But running calls can use more than expected, and exceed a limit by at most one longest answer each.
+    The first calls reserve the most tokens that they can use. After a call has settled, its share of this maximum is
+    known, and later calls reserve only the largest share so far. So calls with a high `max_tokens` and short answers do
+    not block an almost unused budget. But a running call can use more than it reserved, and so exceed a limit.
     """
 
     def __init__(

@@ -51,7 +51,7 @@ class PromptMessage(TypedDict):
 
 
 def _check_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a JSON schema if its text, and its tree with all references followed, are small enough."""
+    """Return a JSON schema. Raise ValueError if its text is too long, or it has too many parts with its references."""
     if schema.get("type") != "object":
         raise ValueError("it must be a JSON schema of an object")
     if len(dumps(schema)) > MAX_SCHEMA_CHARACTERS:

@@ -6,7 +6,7 @@ import ast
 import io
 import re
 import tokenize
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
 
@@ -32,17 +32,27 @@ def find_literal_call(texts: Iterable[str]) -> str | None:
     In Python only statements of the outermost level count. A call below an `if`, for example, may never run.
     """
     for text in texts:
-        is_python = parse_python(text) is not None
-        for code in [text] if is_python else list_calls(text):
-            for statement in getattr(parse_python(code), "body", ()):
-                argument = _find_argument(statement)
-                if argument is None:
-                    continue
-                with suppress(ValueError, TypeError, RecursionError, MemoryError):
-                    literal = _JsonNames().visit(argument)
-                    ast.literal_eval(literal)
-                    return f"SUBMIT({ast.unparse(literal)})"
+        for statement in _list_statements(text):
+            argument = _find_argument(statement)
+            if argument is None:
+                continue
+            with suppress(ValueError, TypeError, RecursionError, MemoryError):
+                literal = _JsonNames().visit(argument)
+                ast.literal_eval(literal)
+                return f"SUBMIT({ast.unparse(literal)})"
     return None
+
+
+def _list_statements(text: str) -> Iterator[ast.stmt]:
+    """Yield the statements of Python, or the calls of SUBMIT in prose."""
+    tree = parse_python(text)
+    if tree is not None:
+        yield from tree.body
+        return
+    for call in list_calls(text):
+        tree = parse_python(call)
+        if tree is not None:
+            yield from tree.body
 
 
 def _find_argument(statement: ast.stmt) -> ast.expr | None:
