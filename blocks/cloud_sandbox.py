@@ -1,5 +1,6 @@
 """The base class of the handles on sandboxes of a cloud provider, whose files are reached through an API."""
 
+import posixpath
 import shlex
 from abc import abstractmethod
 from contextlib import AbstractContextManager
@@ -89,12 +90,14 @@ class CloudSandbox(Sandbox):
         fetch = shlex.join(["sh", "-c", repository.FETCH_COMMIT, "fetch", self.directory, url, commit])
         environment = repository.build_environment(self._provider_settings.repo_token)
         status, output = await self.run_command("sh", "-c", f"{install} && {fetch}", environment=environment)
-        if status:
-            words = repository.hide_credentials(" ".join(output.split()))[-1000:] or f"git ended with status {status}"
-            failure = f"the repository {url} could not be cloned at {commit} in a sandbox ({words})"
-            if status == repository.COMMIT_MISSING_STATUS:
-                raise ConfigurationError(f"{failure}: check repo_url and repo_ref")
-            raise SandboxStartError(failure)
+        if not status:
+            return
+        errors = repository.hide_credentials(" ".join(output.split()))[-1000:]
+        cause = errors or f"git ended with status {status}"
+        failure = f"the repository {url} could not be cloned at {commit} in a sandbox ({cause})"
+        if status == repository.COMMIT_MISSING_STATUS:
+            raise ConfigurationError(f"{failure}: check repo_url and repo_ref")
+        raise SandboxStartError(failure)
 
     async def unpack_files(self) -> None:
         """Upload the host's files and unpack them. Raise ConfigurationError or the SDK's errors."""
@@ -112,7 +115,7 @@ class CloudSandbox(Sandbox):
     def _resolve_path(self, path: str) -> str:
         if not path or "\0" in path:
             raise VolumeError(f"{path!r} is not the path of a file")
-        return path if path.startswith("/") or not self.directory else f"{self.directory}/{path}"
+        return posixpath.join(self.directory, path)
 
     def may_run_unheard(self) -> bool:
         return self._channel is not None and not self._channel.is_complete

@@ -187,8 +187,8 @@ def _find_invalid_names(names: Collection[Any], reserved: Collection[str] = ()) 
 
 
 def _bind(tool: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return the arguments of a call as `dspy.RLM` wraps the tool: by keywords alone, with the tool's signature."""
-    if not args or not hasattr(tool, "__signature__"):
+    """Return the arguments of a tool's call, by keywords alone if possible, as the tools of `dspy.RLM` need them."""
+    if not args or not hasattr(tool, "__signature__"):  # `dspy.RLM` sets the attribute.
         return args, kwargs
     signature = inspect.signature(tool)
     named = dict(signature.bind(*args, **kwargs).arguments)

@@ -35,9 +35,9 @@ def hide_credentials(text: str) -> str:
 
 
 def build_environment(token: SecretStr | None, base: Mapping[str, str] = {}) -> dict[str, str]:
-    """Return `base` with variables for git, which then never prompts. The token is not on its command line.
+    """Return `base` with variables that sign git in and turn its prompts off.
 
-    In a sandbox only git sees the token, and git ends before code runs.
+    The token is not on the command line. In a sandbox only git sees it, and git ends before code runs.
     """
     environment = {**base, "GIT_TERMINAL_PROMPT": "0"}
     if token is None:
@@ -73,19 +73,24 @@ async def run_git(*arguments: str, token: SecretStr | None = None, timeout: floa
 
 
 async def resolve_commit(url: str, ref: str | None, token: SecretStr | None) -> str:
-    """Return the commit of a branch, a tag or, by default, HEAD, and a full commit id unchanged."""
+    """Return the commit of a branch or a tag, or that of HEAD without `ref`. A full commit id is returned unchanged."""
     if ref is not None and COMMIT_PATTERN.fullmatch(ref):
         return ref
     check_repository(url)
     lines = (await run_git("ls-remote", "--", url, token=token)).splitlines()
-    commits = {name: commit for commit, _, name in (line.partition("\t") for line in lines)}
-    # An annotated tag is a separate object; ^{} names the commit that it points to.
-    names = [f"refs/heads/{ref}", f"refs/tags/{ref}^{{}}", f"refs/tags/{ref}", ref]
-    for name in names if ref is not None else ["HEAD"]:
+    commits: dict[str, str] = {}
+    for line in lines:
+        commit, _, name = line.partition("\t")
+        commits[name] = commit
+    names = ["HEAD"]
+    if ref is not None:
+        # An annotated tag is a separate object, and ^{} names the commit that it points to.
+        names = [f"refs/heads/{ref}", f"refs/tags/{ref}^{{}}", f"refs/tags/{ref}", ref]
+    for name in names:
         if name in commits:
             return commits[name]
-    heads = ", ".join(name.removeprefix("refs/heads/") for name in commits if name.startswith("refs/heads/"))
+    branches = ", ".join(name.removeprefix("refs/heads/") for name in commits if name.startswith("refs/heads/"))
     raise ConfigurationError(
-        f"the repository {url} has no branch or tag {ref or 'HEAD'!r} (its branches: {heads[:500] or 'none'}); a "
+        f"the repository {url} has no branch or tag {ref or 'HEAD'!r} (its branches: {branches[:500] or 'none'}); a "
         "commit is named by all of its 40 digits"
     )

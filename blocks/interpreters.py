@@ -116,15 +116,17 @@ class ProviderSandboxes:
             access = await open_model_access(self._language_model, **self._limits)
             await access.check_models(is_recursive=self.is_recursive)
             self._model_access = access
-        if not provider.has_credentials() and (saved := await self._load_default_block()) is not None:
+        saved = None if provider.has_credentials() else await self._load_default_block()
+        if saved is not None:
             names = self.entry.load_provider().model_fields  # without the block's `credentials`
             fields = {name: saved.get_account_setting(name) for name in names}
             configured = _configure_provider(self.entry, {**fields, **self._fields})
-            provider = self._provider = configured.with_files_of(provider)
+            provider = configured.with_files_of(provider)
+            self._provider = provider
         return await provider.open(provider.labels(""))
 
     async def _load_default_block(self) -> Any:
-        """Return the saved block, or None: then the provider's own error says what is missing."""
+        """Return the saved block, or None if there is none. The provider's own error then says what is missing."""
         from .saved_blocks import has_prefect_server, load_saved_block
 
         if has_prefect_server():
@@ -135,7 +137,8 @@ class ProviderSandboxes:
 
 def _configure_provider(entry: ProviderEntry, fields: dict[str, Any]) -> SandboxProvider:
     provider = entry.load_provider()
-    if unknown := sorted(set(fields) - set(provider.model_fields)):
+    unknown = sorted(set(fields) - set(provider.model_fields))
+    if unknown:
         known = ", ".join(provider.model_fields)
         raise ConfigurationError(f"{entry.block_name} has no field {unknown[0]}: it has {known}")
     try:

@@ -93,7 +93,11 @@ def find_provider_name(provider: object) -> str | None:
     """Return the name of the provider that `resolve_provider` makes, such as `local`, or None if it is unknown."""
     if not isinstance(provider, str):
         return getattr(provider, "provider_name", None)
-    name = provider.partition(":")[0].partition("/")[0].removesuffix("-sandbox" if "/" in provider else "")
+    slug, slash, _ = provider.partition("/")
+    if slash:
+        names = {entry.slug: entry.name for entry in PROVIDERS.values()}
+        return names.get(slug)
+    name, _, _ = provider.partition(":")
     return name if name in PROVIDERS else None
 
 
@@ -103,16 +107,16 @@ def name_provider(provider: SandboxProvider, options: dict[str, Any] | None) -> 
     A saved block is named. The settings of an unsaved block become options, which the flow run shows, so it may have no
     settings that only a saved block may have.
     """
-    kind, name = type(provider), getattr(provider, "_block_document_name", None)
+    name = getattr(provider, "_block_document_name", None)
     if name is not None:
         return f"{provider.provider_name}-sandbox/{name}", options
     settings = {setting: getattr(provider, setting) for setting in sorted(provider.model_fields_set)}
     isolation = settings.pop("isolation", "auto")
     text = provider.provider_name if isolation == "auto" else f"{provider.provider_name}:{isolation}"
-    saved_only = [setting for setting in settings if setting not in kind.list_run_settings()]
+    saved_only = [setting for setting in settings if setting not in provider.list_run_settings()]
     if saved_only:
         raise ConfigurationError(
-            f"this {kind.__name__} is not saved, and a flow run would show its {', '.join(saved_only)}: "
+            f"this {type(provider).__name__} is not saved, and a flow run would show its {', '.join(saved_only)}: "
             f'save it with .save("NAME") and pass it again, or pass provider="{provider.provider_name}-sandbox/NAME"'
         )
     merged = {**settings, **(options or {})}

@@ -75,7 +75,7 @@ async def make_once(folder: Path, make: Callable[[Path], Awaitable[None]]) -> Pa
     """
     try:
         while not (folder.is_dir() and _mark_used(folder)):
-            await _make_unless_made(folder, make)
+            await _make_missing(folder, make)
     except OSError as error:
         raise ConfigurationError(
             f"{folder.parent} cannot be written ({error.strerror}): set RLM_BATCH_CACHE to another directory"
@@ -83,7 +83,7 @@ async def make_once(folder: Path, make: Callable[[Path], Awaitable[None]]) -> Pa
     return folder
 
 
-async def _make_unless_made(folder: Path, make: Callable[[Path], Awaitable[None]]) -> None:
+async def _make_missing(folder: Path, make: Callable[[Path], Awaitable[None]]) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     lock = os.open(folder.with_name(folder.name + ".lock"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

@@ -123,7 +123,7 @@ def _measure_files(descriptors: str, counted_inodes: set[int]) -> int:
 def start_watcher(process: int) -> set[WatchedSandbox]:
     """Start the watcher thread of this process, and return the set of sandboxes that it checks.
 
-    `process` is the id of this process. A fork has no threads, so it starts another watcher for its own id.
+    `process` is the id of this process. A forked process has another id, and starts a thread of its own.
     """
     sandboxes = set[WatchedSandbox]()
     threading.Thread(target=_check_forever, args=(sandboxes,), name="rlm-batch-limits", daemon=True).start()

@@ -134,7 +134,8 @@ class LocalVolume(VolumeStore):
                     return [VolumeFile("/".join(names), status.st_size)]
                 if not stat.S_ISDIR(status.st_mode):
                     raise VolumeError(f"{path!r} is a link or a pipe: name the file itself")
-            return sorted(_walk_directory(names, parent), key=lambda file: file.path)
+            name = names[-1] if names else "."
+            return sorted(_walk_directory(parent, name, "/".join(names[:-1])), key=lambda file: file.path)
 
     def _delete(self, path: str) -> None:
         *parents, name = split_path(path)
@@ -145,14 +146,14 @@ class LocalVolume(VolumeStore):
                 os.unlink(name, dir_fd=parent)
 
 
-def _walk_directory(names: tuple[str, ...], parent: int) -> Iterator[VolumeFile]:
-    """Yield the files below the directory at `names` of a volume. `parent` is a descriptor of its parent directory."""
-    for folder, folders, files, fd in os.fwalk(names[-1] if names else ".", dir_fd=parent):  # It follows no links.
+def _walk_directory(parent: int, directory: str, parent_path: str) -> Iterator[VolumeFile]:
+    """Yield the files below a directory of a volume. `parent` is the descriptor of its parent at `parent_path`."""
+    for folder, subfolders, files, fd in os.fwalk(directory, dir_fd=parent):  # It follows no links.
         if folder.count("/") > MAX_DEPTH:
             raise VolumeError(f"{folder[:99]}... has more than {MAX_DEPTH} nested directories: list a path in it")
-        folders[:] = [name for name in folders if not name.startswith(OWN_FILE_PREFIX)]
+        subfolders[:] = [name for name in subfolders if not name.startswith(OWN_FILE_PREFIX)]
         for name in files:
             with suppress(FileNotFoundError):  # Code deleted the file meanwhile.
                 status = os.stat(name, dir_fd=fd, follow_symlinks=False)
                 if stat.S_ISREG(status.st_mode) and not name.startswith(OWN_FILE_PREFIX):
-                    yield VolumeFile(os.path.normpath("/".join((*names[:-1], folder, name))), status.st_size)
+                    yield VolumeFile(os.path.normpath(os.path.join(parent_path, folder, name)), status.st_size)

@@ -64,15 +64,19 @@ class Zygote:
         self.used_at = time.monotonic()
         self._handles: list[int] = []  # pidfd of the forking process, which may be a child of bubblewrap
         self._finalizer = weakref.finalize(self, _end_zygote, control, self._process, self._handles)
-        try:
-            control.settimeout(START_TIMEOUT_SECONDS)
+        self._boot(code)
+
+    def _boot(self, code: bytes) -> None:
+        """Send the zygote its code, and wait until it is ready. Raises ZygoteError."""
+        with suppress(OSError):
+            self._control.settimeout(START_TIMEOUT_SECONDS)
             for begin in range(0, len(code), PACKET_BYTES):
-                control.send(code[begin : begin + PACKET_BYTES])
-            self._handles += socket.recv_fds(control, MAX_MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC)[1]
-        except OSError:
-            pass
+                self._control.send(code[begin : begin + PACKET_BYTES])
+            _, fds, _, _ = socket.recv_fds(self._control, MAX_MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+            self._handles += fds
+            self._control.setblocking(False)
         if not self._handles:
-            control.close()  # The zygote ends when its socket closes.
+            self._control.close()  # The zygote ends when its socket closes.
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(1)
             self._process.kill()
@@ -80,7 +84,6 @@ class Zygote:
             self.end()
             message = stderr.decode("utf-8", "replace").strip()[-MAX_MESSAGE_CHARACTERS:]
             raise ZygoteError(message or "it was not ready in time")
-        control.setblocking(False)
 
     @property
     def is_alive(self) -> bool:
