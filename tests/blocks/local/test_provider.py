@@ -81,7 +81,7 @@ async def test_auto_chooses_landlock_where_bubblewrap_is_missing_or_fails(
     isolation_level._reasons.clear()
     put_bubblewrap(unknown_machine, tmp_path, "echo 'bwrap: No permissions to create new namespace' >&2; exit 1")
     assert await resolve_level("auto") == "landlock"
-    with pytest.raises(ConfigurationError, match="No permissions to create new namespace"):
+    with pytest.raises(ConfigurationError, match=r"No permissions to create new namespace.*allow them: on Ubuntu"):
         await LocalSandbox(isolation="bubblewrap").check()
 
 
@@ -131,41 +131,6 @@ async def test_an_unsupported_system_is_named(
         unknown_machine.setattr("platform.machine", lambda: machine)
     with pytest.raises(ConfigurationError, match="Linux" if system != "linux" else "x86_64 or aarch64"):
         await resolve_level("auto")
-
-
-# The script runs in a user namespace, which has its own copy of this setting. It runs the program as an ordinary user,
-# without the shell's capabilities.
-FOLLOW_THE_REMEDY = """
-try_level() { setpriv --ambient-caps=-all --inh-caps=-all "$@"; }
-echo 0 > /proc/sys/user/max_user_namespaces
-try_level "$@"
-echo 10000 > /proc/sys/user/max_user_namespaces
-try_level "$@"
-"""
-CHECK = """
-import asyncio
-from rlm_batch import ConfigurationError, LocalSandbox
-try:
-    print(asyncio.run(LocalSandbox(isolation="bubblewrap").check()))
-except ConfigurationError as error:
-    print(error)
-"""
-
-
-@pytest.mark.requires("bubblewrap")
-def test_the_error_says_how_to_allow_namespaces(tmp_path: Path) -> None:
-    words = ["unshare", "--user", "--map-user=1000", "--map-group=1000", "--keep-caps"]
-    unshare = subprocess.run([*words, "true"], capture_output=True, check=False)
-    if unshare.returncode:
-        pytest.skip(f"no user namespace for the test: {unshare.stderr.decode()}")
-    command = [*words, "sh", "-c", FOLLOW_THE_REMEDY, "sh", sys.executable, "-c", CHECK]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=True, env={**os.environ, "TMPDIR": str(tmp_path)}
-    )
-    refused, allowed = done.stdout.splitlines()
-    assert "its first sandbox failed: the driver did not start" in refused
-    assert "If namespaces are forbidden here, allow them: " in refused
-    assert allowed.startswith("bubblewrap (namespaces")
 
 
 # ------------------------------------------------------------------------------------------------- listing and removing

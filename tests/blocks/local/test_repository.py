@@ -88,17 +88,6 @@ async def test_git_obeys_no_configuration_of_the_working_directory(
     assert not mark.exists(), mark.read_text()
 
 
-async def test_a_branch_tag_commit_or_the_default_head_is_checked_out(repository: Path, commit: Commit) -> None:
-    first = commit("first")
-    for name in (("tag", "v1"), ("branch", "old")):
-        await asyncio.to_thread(subprocess.run, ["git", "-C", str(repository), *name], check=True)
-    commit("second")
-    for ref, expected in ((None, "second"), ("v1", "first"), ("old", "first"), ("main", "second"), (first, "first")):
-        async with LocalSandbox(repo_url=str(repository), repo_ref=ref).interpreter() as interpreter:
-            result = await interpreter.execute("from answers import ANSWER\nSUBMIT(answer=ANSWER)")
-            assert result.answer == expected, ref
-
-
 @pytest.fixture
 def branches_only(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Return the URL of a server of files, which serves branches and tags, but no other commits."""

@@ -290,17 +290,11 @@ SUBMIT(sent=True)
 
 
 FORGERIES = {
-    "a list": ("submit", "error", "b'[1, 2]'"),
-    "no JSON": ("submit", "error", "b'{\"x\": NaN}'"),
     "no UTF-8": ("submit", "error", 'b\'{"x": "\\xff"}\''),
-    "a well": ("submit", "error", "b'{\"x\": ' + b'[' * 400_000 + b']' * 400_000 + b'}'"),
-    "a large number": ("submit", "error", "b'{\"x\": ' + b'9' * 900_000 + b'}'"),
     "too much": ("submit", "error", "b'{\"x\": \"' + b'x' * 1_200_000 + b'\"}'"),
-    "a strange error": ("end", "error", 'b\'{"kind": ["a"], "type": {}, "line": 1e999, "message": 5}\''),
     "an error without an end": (
         "end", "error", 'b\'{"type": "\' + b"\\x7f" * 600_000 + b\'", "message": "\' + b"x" * 600_000 + b\'"}\''
     ),
-    "a strange exit": ("end", "error", 'b\'{"kind": "exit", "exit_code": "x", "message": []}\''),
     # A SandboxStartError is always retried, but code that may have run must not be.
     "a failure to start": ("end", "setup", 'b\'{"message":"forged"}\''),
 }  # fmt: skip
