@@ -16,8 +16,6 @@ from prefect.states import Cancelled, Failed
 from pydantic import Field
 
 from ..sandbox.errors import ConfigurationError, DeadlineExceeded, RlmBatchError
-from ..sandbox.result import Failure, Outcome
-from ..tasks.execution import Execution
 from ..tasks.ledger.ledger import Ledger
 from ..tasks.ledger.result_index import ResultCache
 from ..tasks.ledger.shards import ShardFiles
@@ -57,19 +55,19 @@ async def shard(
         files = replace(files, ledger=locate_ledger(files.ledger))
         with cancel_at_termination():
             async with _end_if_stopped():
-                late = await _run_executions(files, options, files_digest)
+                late_count = await _run_executions(files, options, files_digest)
     except _ShardStopped:
         return Cancelled(message="the job has stopped this shard")
     except RlmBatchError as error:
         return Failed(name=type(error).__name__, message=str(error))
-    if late:
-        return Failed(name=DeadlineExceeded.__name__, message=f"{late} executions had not ended at the deadline")
+    if late_count:
+        return Failed(name=DeadlineExceeded.__name__, message=f"{late_count} executions had not ended at the deadline")
     return None
 
 
 @asynccontextmanager
 async def _end_if_stopped() -> AsyncIterator[None]:
-    """Raise `_ShardStopped` in the context if the own flow run has been cancelled, or counts as crashed."""
+    """Raise `_ShardStopped` in the context once the job has stopped this shard."""
     async with get_client() as client:
         await _check_states(client)  # A cancelled shard opens no sandbox.
         try:
@@ -89,6 +87,7 @@ async def _watch_states(client: PrefectClient) -> None:
 
 
 async def _check_states(client: PrefectClient) -> None:
+    """Raise `_ShardStopped` if this flow run was ever cancelled, or set to Crashed."""
     # A process that starts after its cancellation sets its flow run to Running again, so earlier states count too.
     states = await client.read_flow_run_states(UUID(flow_run.id))
     if any(state.type in STOPPED_STATES for state in states):
@@ -96,16 +95,16 @@ async def _check_states(client: PrefectClient) -> None:
 
 
 async def _run_executions(files: ShardFiles, options: Options, files_digest: str | None) -> int:
-    """Run the executions. Return how many had not ended at the deadline."""
+    """Run the executions of a shard. Return how many had not ended at the deadline."""
     header, executions = files.read_work()
     run = await make_run(options, Plan(total=header.total, label=partial(label_execution, header.what)))
     provider = run.provider
     if header.commit is not None:
         provider.pin(header.commit)
     if files_digest != await provider.compute_files_digest():
-        named = [*(options.python_path or ()), *map(str, (options.mounts or {}).values())]
+        paths = [*(options.python_path or ()), *map(str, (options.mounts or {}).values())]
         raise ConfigurationError(
-            f"the files of python_path or mounts differ on this worker ({', '.join(named)}): copy the "
+            f"the files of python_path or mounts differ on this worker ({', '.join(paths)}): copy the "
             "same files to every worker, mounts with their modification times"
         )
     await provider.check()
@@ -114,18 +113,13 @@ async def _run_executions(files: ShardFiles, options: Options, files_digest: str
     try:
         await asyncio.to_thread(ledger.create)
     except ConfigurationError as error:
-        raise OSError(str(error)) from error  # The parent could, so only this worker cannot, or only now.
+        # The job has created it, so another attempt of the shard may succeed: an OSError lets the job start it again.
+        raise OSError(str(error)) from error
     await run.start(ledger, flow_run.id, files.part_prefix)
     lines = await asyncio.to_thread(ledger.load_latest_lines, files.part_prefix)
     text = "shard %d of %d, with %d executions %s; results in %s"
     run.log.info(text, files.shard + 1, header.shards, header.total, await provider.describe_sandboxes(), ledger.path)
-    late = 0
-
-    def count_late(_execution: Execution, outcome: Outcome) -> None:
-        nonlocal late
-        late += isinstance(outcome, Failure) and isinstance(outcome.error, DeadlineExceeded)
-
-    run.sink = OutcomeSink(run, [count_late])
+    run.sink = OutcomeSink(run, [])  # The shard needs no store, because the job reads the ledger.
     cache = ResultCache(ledger, lines)
     try:
         async with open_capacity(run):
@@ -134,4 +128,4 @@ async def _run_executions(files: ShardFiles, options: Options, files_digest: str
         await run.flush_ledger_after_error()
         raise
     await asyncio.to_thread(ledger.close)
-    return late
+    return run.sink.failure_counts[DeadlineExceeded.__name__]

@@ -82,7 +82,7 @@ class Execution:
         """The errors of the failed attempts, a line for each."""
         return tuple(f"{type(error).__name__}: {error.summary}" for error in self.errors)
 
-    def complete_meta(self, meta: Meta) -> Meta:
+    def complete_meta(self, meta: Meta, tool_calls: dict[str, int] | None = None) -> Meta:
         """Return the meta of an attempt with the fields that only the flow run knows."""
         return replace(
             meta,
@@ -91,6 +91,7 @@ class Execution:
             repeat=self.place.repeat,
             attempt=self.attempt,
             earlier_errors=self.earlier_errors,
+            tool_calls=tool_calls or {},
         )
 
 

@@ -39,12 +39,7 @@ def name_tools(tools: Mapping[str, Any]) -> dict[str, str]:
 def name_function(role: str, function: Any) -> str:
     """Return a function as JSON: an import path unchanged, or a name in this process for a function.
 
-    Args:
-        role: The words for the function in an error, such as "the tool 'search'".
-        function: The function, its import path, or a name that this function has returned before.
-
-    Raises:
-        ConfigurationError: The value is none of these.
+    Raises ConfigurationError for another value. Its text begins with `role`, such as "the tool 'search'".
     """
     if callable(function):
         qualname = getattr(function, "__qualname__", type(function).__qualname__)
@@ -69,10 +64,9 @@ def load_tools(tools: Mapping[str, str]) -> dict[str, Tool]:
 def load_function(role: str, path: str) -> Tool:
     """Return the function for a path or a name that `name_function` returned.
 
-    Raises ConfigurationError, with the words of `role` for the function, if it cannot be imported.
+    Raises ConfigurationError if it cannot be imported. Its text begins with `role`, such as "the tool 'search'".
     """
-    is_of_this_process = path.startswith("<")
-    if is_of_this_process:
+    if path.startswith("<"):  # It is the name of a function of this process.
         return _functions[path]
     check_tool(path)
     module_name, _, attribute_path = path.partition(":")

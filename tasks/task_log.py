@@ -1,15 +1,13 @@
 """The log of our task runs: the code's output, line by line while the code runs, up to a limit.
 
-The logger is `prefect.task_runs.output`. Its records go to the server, in batches, and to the console, as Prefect's own
-records do. Standard output has the level INFO, and standard error WARNING. The number of lines is limited, because each
-line is a record to send and a row in the server's database. The result's `meta.stdout` and `meta.stderr`, and the
-ledger, have lines that the log omits.
+The logger is `prefect.task_runs.output`. Like Prefect's own records, its records go to the console, and in batches to
+the server. Standard output has the level INFO, and standard error WARNING. The number of lines is limited, because each
+line is a row in the server's database. The ledger, and `meta.stdout` and `meta.stderr` of the result, also have lines
+that the log omits.
 """
 
 import logging
-from collections import defaultdict
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from prefect.logging import get_run_logger
@@ -40,17 +38,18 @@ class OutputLog:
         self._logger: Logger = logger or run_logger.getChild("output")
         self._remaining_lines = MAX_LINES
         self._omitted_count = 0
-        self._lines = defaultdict[str, RedrawnLines](partial(RedrawnLines, MAX_LINE_CHARACTERS + 1))  # keys: streams
+        # One character more than the limit shows whether a line is too long.
+        self._parsers = {stream: RedrawnLines(MAX_LINE_CHARACTERS + 1) for stream in LEVELS}
 
     def write(self, stream: str, text: str) -> None:
-        """Log the lines that are complete, and keep the rest for later."""
-        for line in self._lines[stream].feed(text):
+        """Log the lines that are complete, and keep the unfinished line for later."""
+        for line in self._parsers[stream].feed(text):
             self._log_line(stream, line)
 
     def close(self) -> None:
         """Log an unfinished last line, and the number of omitted lines."""
-        for stream, lines in self._lines.items():
-            for line in lines.finish():
+        for stream, parser in self._parsers.items():
+            for line in parser.finish():
                 self._log_line(stream, line)
         if self._omitted_count:
             text = "%s%d more lines are left out of this log; the result's meta has the first and the last"
@@ -64,6 +63,6 @@ class OutputLog:
             return
         self._remaining_lines -= 1
         self._budget.remaining_lines -= 1
-        line = escape_text(line, keep="\t")
-        more = "..." if len(line) > MAX_LINE_CHARACTERS else ""
-        self._logger.log(LEVELS[stream], "%s%s%s", self._prefix, line[:MAX_LINE_CHARACTERS], more)
+        text = escape_text(line, keep="\t")
+        ellipsis = "..." if len(text) > MAX_LINE_CHARACTERS else ""
+        self._logger.log(LEVELS[stream], "%s%s%s", self._prefix, text[:MAX_LINE_CHARACTERS], ellipsis)

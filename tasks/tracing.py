@@ -40,7 +40,7 @@ from ..sandbox.queries.session import (
 from .execution import Execution
 
 TRACER = trace.get_tracer("rlm_batch", version("rlm-batch"))  # This also uses an SDK that is set up later.
-W3C = TraceContextTextMapPropagator()  # Prefect's label has this format, even if the environment sets others.
+W3C = TraceContextTextMapPropagator()  # Prefect's label has this format, even if the environment sets another one.
 
 Attributes = Mapping[str, str | bool | int | float]
 
@@ -58,16 +58,16 @@ def trace_flow_run() -> Iterator[None]:
     context = FlowRunContext.get()
     run = None if context is None else context.flow_run
     parent = None
-    has_span = trace.get_current_span().get_span_context().is_valid  # recorded or not
-    if run is not None and LABELS_TRACEPARENT_KEY in run.labels and not has_span:
-        # Prefect's own spans are switched off. Prefect's label names the parent, which is the span of a shard's job.
+    has_prefect_span = trace.get_current_span().get_span_context().is_valid
+    if run is not None and LABELS_TRACEPARENT_KEY in run.labels and not has_prefect_span:
+        # Prefect's own spans are switched off. The label of a shard's run names the span of its job, the parent.
         parent = W3C.extract({"traceparent": str(run.labels[LABELS_TRACEPARENT_KEY])})
     with _open_span(f"invoke_workflow {name}", attributes, run=run, parent=parent):
         yield
 
 
 def set_run_totals(executions: int, failures: int, usage: Usage) -> None:
-    """Set the flow run's counts and its use of language models in its span, which is the current span."""
+    """Set the flow run's counts and its usage of language models in the current span."""
     span = trace.get_current_span()
     span.set_attribute("rlm_batch.executions", executions)
     span.set_attribute("rlm_batch.executions.failed", failures)
@@ -76,9 +76,9 @@ def set_run_totals(executions: int, failures: int, usage: Usage) -> None:
 
 @contextmanager
 def trace_execution(execution: Execution, provider: str) -> Iterator[Callable[[Meta], None]]:
-    """Open the span of one attempt at an execution. Yield a function that takes the meta of its result.
+    """Open the span of one attempt at an execution. Yield a function that adds the meta of the result to the span.
 
-    The spans of its queries are below it.
+    The spans of the execution's queries are below this span.
     """
     attributes: Attributes = {
         "gen_ai.operation.name": "execute_tool",
@@ -96,7 +96,7 @@ def trace_execution(execution: Execution, provider: str) -> Iterator[Callable[[M
 
 
 def trace_queries(track: RunTracked) -> RunTracked:
-    """Return `track` with a span for each recursive query. A flat query has the span of its one request."""
+    """Return `track` with a span for each recursive query. A flat query has no span but that of its one request."""
 
     async def track_with_span(query: Query, work: Callable[[], Awaitable[Any]]) -> Any:
         if query.kind != "rlm_query":
@@ -127,7 +127,7 @@ def trace_model(model: Model) -> Model:
 
 @dataclass(eq=False)
 class _TracedModel:
-    """A model whose requests have spans; all its other attributes are the model's own."""
+    """A model with a span for each request. All other attributes are those of the wrapped model."""
 
     model: Model
 
@@ -135,20 +135,15 @@ class _TracedModel:
         return getattr(self.model, name)
 
     async def ask(self, messages: list[Message], options: RequestOptions = DEFAULT_OPTIONS) -> Answer:
-        described = _describe_model(self.model.name)
-        attributes = {"gen_ai.operation.name": "chat", **described}
-        with _open_span(f"chat {described['gen_ai.request.model']}", attributes, kind=SpanKind.CLIENT) as span:
-            answer = None
+        attributes = {"gen_ai.operation.name": "chat", **_describe_model(self.model.name)}
+        with _open_span(f"chat {attributes['gen_ai.request.model']}", attributes, kind=SpanKind.CLIENT) as span:
             try:
                 answer = await self.model.ask(messages, options)
-                return answer
             except EmptyAnswerError as error:
-                answer = error.answer
+                _set_answer(span, error.answer)
                 raise
-            finally:
-                if answer is not None:
-                    _set_usage(span, answer.usage)
-                    span.set_attribute("gen_ai.response.finish_reasons", [answer.finish_reason])
+            _set_answer(span, answer)
+            return answer
 
 
 def _get_task_run() -> TaskRun | None:
@@ -165,9 +160,10 @@ def _open_span(
     run: FlowRun | TaskRun | None = None,
     parent: Context | None = None,
 ) -> Iterator[Span]:
-    """Open a span as the current span, by default below it. At the end, record the type of an exception, not its text.
+    """Open a span, and make it the current span. At the end, record the type of an exception, not its text.
 
-    Prefect puts the spans of runs that `run` starts below this span.
+    The runs that `run` starts have their spans below this span. The span of `parent` is the parent; by default the
+    current span is.
     """
     span = TRACER.start_span(name, context=parent, kind=kind, attributes=attributes)
     if not span.get_span_context().is_valid:  # There is no SDK.
@@ -191,10 +187,10 @@ def _open_span(
 
 
 def _describe_model(name: str) -> dict[str, str]:
-    """Return the attributes of a model by LiteLLM's name for it."""
+    """Return the attributes of a model with this name, in which LiteLLM may find the provider."""
     provider, slash, model = name.partition("/")
     if not slash:
-        provider, model = "litellm", name  # LiteLLM finds the provider by the model's name.
+        provider, model = "litellm", name
     return {"gen_ai.provider.name": provider, "gen_ai.request.model": model}
 
 
@@ -207,6 +203,11 @@ def _set_meta(span: Span, meta: Meta | None) -> None:
         _set_totals(span, meta.queries)
 
 
+def _set_answer(span: Span, answer: Answer) -> None:
+    _set_usage(span, answer.usage)
+    span.set_attribute("gen_ai.response.finish_reasons", [answer.finish_reason])
+
+
 def _set_usage(span: Span, usage: Usage) -> None:
     span.set_attribute("gen_ai.usage.input_tokens", usage.prompt_tokens)
     span.set_attribute("gen_ai.usage.output_tokens", usage.completion_tokens)
@@ -215,7 +216,7 @@ def _set_usage(span: Span, usage: Usage) -> None:
 
 
 def _set_totals(span: Span, usage: Usage | QuerySummary) -> None:
-    """Set the usage of all spans below a span, under our own names: backends add up values with convention names."""
+    """Set the usage of all spans below a span, under our own names. Backends add up the values of convention names."""
     span.set_attribute("rlm_batch.usage.calls", usage.calls)
     span.set_attribute("rlm_batch.usage.input_tokens", usage.prompt_tokens)
     span.set_attribute("rlm_batch.usage.output_tokens", usage.completion_tokens)

@@ -26,7 +26,7 @@ from ..reporting.summary import RunSummary
 
 PROGRESS_INTERVAL_SECONDS = 1.0  # seconds between two checks of the progress
 MAX_TABLE_RECORDS = 100  # rows of the table: the best trials, or the first executions
-PUBLISH_TIMEOUT_SECONDS = 20.0  # seconds for the server to take an artifact
+PUBLISH_TIMEOUT_SECONDS = 20.0  # seconds that the server may take to store an artifact
 
 
 def describe_progress(record: RunRecord, summary: RunSummary | None) -> str:
@@ -34,9 +34,11 @@ def describe_progress(record: RunRecord, summary: RunSummary | None) -> str:
     if summary is None:
         return ""
     text = f"{summary.done:,} of {record.total:,} {record.what}s done, {summary.done - summary.succeeded:,} failed"
-    text += f"; {summary.unfinished:,} did not run to the end" if summary.unfinished else ""
-    score = summary.best.score
-    return text if score is None else f"{text}, the best so far {score:.6g}"
+    if summary.unfinished:
+        text += f"; {summary.unfinished:,} did not run to the end"
+    if summary.best.score is not None:
+        text += f", the best so far {summary.best.score:.6g}"
+    return text
 
 
 class ArtifactPublisher:
@@ -60,7 +62,7 @@ class ArtifactPublisher:
         with suppress(asyncio.CancelledError):
             await self._task
         if kind is not None and issubclass(kind, (asyncio.CancelledError, KeyboardInterrupt, SystemExit)):
-            return  # The run has to end now; `rlm-batch report` makes the report later.
+            return  # The run must end now. `rlm-batch report` makes the report later.
         if self._progress_id is not None:
             await self._publish(self._publish_progress)
         problem = await self._publish(self._publish_report)
@@ -81,47 +83,49 @@ class ArtifactPublisher:
         """Return the key of the artifacts. All runs of a deployment share it, so Prefect shows them as versions."""
         name = self._record.flow
         context = FlowRunContext.get()
-        deployment_id = None if context is None or context.flow_run is None else context.flow_run.deployment_id
-        if deployment_id is not None:
+        run = None if context is None else context.flow_run
+        if run is not None and run.deployment_id is not None:
             async with get_client() as client:
-                deployment = (await client.read_deployment(deployment_id)).name
+                deployment = (await client.read_deployment(run.deployment_id)).name
             name = deployment if deployment.startswith(name) else f"{name}-{deployment}"
         # Prefect allows only small letters, digits and dashes in keys.
         return re.sub("[^a-z0-9-]+", "-", name.lower()).strip("-") or "run"
 
     async def _publish_progress(self) -> None:
         done = self._summary.done
-        share = 100.0 * done / max(1, self._record.total)
+        percent = 100.0 * done / max(1, self._record.total)
         text = describe_progress(self._record, self._summary)
         if self._progress_id is None:
-            self._progress_id = await acreate_progress_artifact(share, f"{await self._read_key()}-progress", text)
+            self._progress_id = await acreate_progress_artifact(percent, f"{await self._read_key()}-progress", text)
         else:
-            # Prefect's own function also sends an event, which is a dot in the graph of the flow run.
-            change = {"data": share, "description": text}
+            # Prefect's own function would also send an event, which the graph of the flow run shows as a dot.
+            change = {"data": percent, "description": text}
             async with get_client() as client:
                 await client.request("PATCH", "/artifacts/{id}", json=change, path_params={"id": self._progress_id})
         self._published_count = done
 
     async def _publish_report(self) -> None:
         summary = self._summary
-        if summary.done:
-            summary.close_groups()
-            ended = replace(self._record, ended=self._record.ended or time.time())  # An error is no end for the record.
-            text = render_markdown(build_report(summary, [ended]))
-            # Prefect's UI renders a description as Markdown, so escape the values of the best trial in it.
-            about = escape_markdown(describe_run(summary, self._record.total))
-            records = [
-                {name: escape_markdown(value) if isinstance(value, str) else value for name, value in record.items()}
-                for record in summary.build_records(MAX_TABLE_RECORDS)
-            ]
-            key = await self._read_key()
-            await asyncio.gather(
-                acreate_markdown_artifact(text, f"{key}-report", about),
-                acreate_table_artifact(records, f"{key}-results", about),
-            )
+        if not summary.done:
+            return
+        summary.close_groups()
+        ended_record = replace(self._record, ended=self._record.ended or time.time())  # It has no end after an error.
+        text = render_markdown(build_report(summary, [ended_record]))
+        # Prefect's UI renders descriptions and cells as Markdown, so escape the values in them.
+        description = escape_markdown(describe_run(summary, self._record.total))
+        rows = summary.build_records(MAX_TABLE_RECORDS)
+        for row in rows:
+            for name, value in row.items():
+                if isinstance(value, str):
+                    row[name] = escape_markdown(value)
+        key = await self._read_key()
+        await asyncio.gather(
+            acreate_markdown_artifact(text, f"{key}-report", description),
+            acreate_table_artifact(rows, f"{key}-results", description),
+        )
 
     async def _publish(self, publish_artifact: Callable[[], Awaitable[None]]) -> str:
-        """Publish an artifact. Return why that failed, or an empty text."""
+        """Publish an artifact. Return the reason if that failed, or an empty text."""
         try:
             async with asyncio.timeout(PUBLISH_TIMEOUT_SECONDS):
                 await publish_artifact()

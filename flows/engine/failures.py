@@ -3,7 +3,6 @@
 import asyncio
 import math
 from dataclasses import dataclass
-from typing import Self
 
 from prefect.context import FlowRunContext
 
@@ -18,21 +17,17 @@ from ..plan import Outcomes, Plan
 class StopConditions:
     """The deadline of a flow run, and the number of failures after which no execution starts.
 
-    `ends_at` is the deadline in the event loop's time, or None.
+    The flow run starts when this object is made.
     """
 
     options: Options
     total: int  # executions
-    ends_at: float | None
+    ends_at: float | None = None  # the deadline in the event loop's time
     failed_count: int = 0
 
-    @classmethod
-    def start(cls, options: Options, total: int) -> Self:
-        """Return the conditions of a flow run that starts now."""
-        ends_at = None
-        if options.deadline is not None:
-            ends_at = asyncio.get_running_loop().time() + options.deadline
-        return cls(options, total, ends_at)
+    def __post_init__(self) -> None:
+        if self.options.deadline is not None:
+            self.ends_at = asyncio.get_running_loop().time() + self.options.deadline
 
     @property
     def failure_limit(self) -> int | None:

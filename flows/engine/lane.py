@@ -4,8 +4,8 @@ import asyncio
 import errno
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial, wraps
@@ -28,7 +28,7 @@ from ...sandbox.queries.answer_cache import AnswerCache
 from ...sandbox.queries.records import Transcript
 from ...sandbox.queries.recursion import Queries
 from ...sandbox.requests.execution_request import ExecutionRequest
-from ...sandbox.result import Failure, Outcome, Result
+from ...sandbox.result import Result
 from ...tasks.capacity.admission import Permit
 from ...tasks.capacity.slots import Slot, Slots
 from ...tasks.check import ARCHIVE_NAME, UNPACK, build_archive, build_judged_result, explain
@@ -45,9 +45,9 @@ ALL_FILES = ["**"]  # the files that a check gets if `collect` names none
 
 
 class ProviderUnusable(Exception):
-    """The lane gets no sandbox, and no execution has failed. The cause of this error is the provider's error.
+    """The lane gets no sandbox, for which no execution is the reason. This error's cause is the provider's error.
 
-    Either the run opens no more sandboxes, or its first one has shown that the provider's configuration is wrong.
+    Either the run opens no more sandboxes, or its first sandbox has shown that the provider's configuration is wrong.
     """
 
 
@@ -57,19 +57,19 @@ class _LaneSandbox:
 
     interpreter: Interpreter
     expires_at: float  # seconds of the event loop's clock
-    opened_at: float | None = None  # the time of the request, in the same seconds; None until the sandbox is open
-    has_state: bool = False  # The state of the plan's `state_context` is in it.
-    uploaded: set[str] = field(default_factory=set[str])  # paths of files for all executions
-    own_files: set[str] = field(default_factory=set[str])  # paths of files for one execution
-    kept: tuple[float, int] | None = None  # epoch seconds until which to keep it, and the failed execution's number
-    prepare_log: OutputLog | None = None  # None after the first execution
+    opened_at: float | None = None  # when it was requested, by the same clock; None until it is open
+    has_state: bool = False  # True once an execution has begun in the plan's `state_context`
+    shared_files: set[str] = field(default_factory=set[str])  # paths of uploaded files for all executions
+    own_files: set[str] = field(default_factory=set[str])  # paths of uploaded files for the last execution
+    kept: tuple[float, int] | None = None  # epoch seconds until which to keep it, and the failed execution's index
+    prepare_log: OutputLog | None = None  # the log of the `prepare` code; None after the first execution
 
 
 class Lane:
     """A lane: runs executions one after another, each in its own process, in at most one sandbox.
 
-    `acquire` waits for one of the `slots` and then for a permit. The lane opens sandboxes until `release`. A reused
-    sandbox is replaced if it is lost, or if its remaining lifetime is too short for an execution. With a
+    `acquire` waits for one of the `slots` and then for a permit. `release` removes the sandbox and returns both. A
+    reused sandbox is replaced if it is lost, or if its remaining lifetime is too short for an execution. With a
     `state_context` the sandbox is never replaced. If it is lost, the state is lost too, and every later execution
     raises StateLost.
     """
@@ -97,17 +97,18 @@ class Lane:
         return self._permit is not None
 
     async def acquire_for_work(self) -> None:
-        """Wait for a slot and a permit, unless the lane has them. Wait even if other lanes found no more work.
+        """Wait for a slot and a permit, unless the lane has them. Keep waiting if other lanes find no more work.
 
         Raises ProviderUnusable if this run opens no more sandboxes.
         """
         while self._permit is None:
-            if (error := self._slots.admission.error) is not None:
+            error = self._slots.admission.error
+            if error is not None:
                 raise ProviderUnusable from error
             await self.acquire(has_work=True)
 
     async def release_if_wanted(self) -> None:
-        """Give up the slot and the sandbox between two executions, if other runs have waited long enough."""
+        """Remove the sandbox and return the slot if other runs wait for one. Call this between two executions."""
         if self._slot is not None and not self._has_state and await self._slots.should_hand_over(self._slot):
             await self.release()
 
@@ -122,17 +123,20 @@ class Lane:
         return self._permit is not None
 
     async def release(self) -> None:
-        """Remove the sandbox, if one is open, and give back the slot and the permit."""
+        """Remove the sandbox, if one is open, and return the slot and the permit."""
         try:
             if self._check_lane is not None:
                 await self._check_lane.release()
         finally:
-            try:
-                await self.close_sandbox()
-            finally:
-                slot, self._slot = self._slot, None
-                if slot is not None:
-                    await self._slots.release(slot)
+            await self._release_own_sandbox()
+
+    async def _release_own_sandbox(self) -> None:
+        try:
+            await self.close_sandbox()
+        finally:
+            slot, self._slot = self._slot, None
+            if slot is not None:
+                await self._slots.release(slot)
 
     async def execute(self, execution: Execution, on_output: OnOutput = None) -> Result:
         """Return the result of one attempt at an execution. The flow run may keep the sandbox of one that failed.
@@ -143,23 +147,23 @@ class Lane:
         with trace_execution(execution, run.provider.provider_name) as set_meta:
             self._tool_calls.clear()
             try:
-                outcome: Outcome = await self._execute(execution, on_output)
+                result = await self._execute(execution, on_output)
+                fields = result.outputs
+                meta = execution.complete_meta(result.meta, dict(self._tool_calls))
             except PrepareError:
                 raise  # This is not an outcome of an execution.
             except RlmBatchError as error:
                 meta = error.meta or Meta(variables=execution.variables, provider=run.provider.provider_name)
-                error.meta = replace(execution.complete_meta(meta), tool_calls=dict(self._tool_calls))
-                if execution.pruning is None or not error.meta.pruned:
+                error.meta = meta = execution.complete_meta(meta, dict(self._tool_calls))
+                if execution.pruning is None or not meta.pruned:
                     await self._mark_as_kept(execution, error)
                     raise
-                outcome = Failure(error, error.meta)
+                fields = {}  # The trial is pruned, although its code failed.
             finally:
                 if not run.options.reuse_sandboxes and run.plan.state_context is None:
                     await self.close_sandbox()
-            meta = replace(execution.complete_meta(outcome.meta), tool_calls=dict(self._tool_calls))
-            fields = outcome.outputs if isinstance(outcome, Result) else {}
             set_meta(meta)
-            if execution.pruning is not None and meta.pruned:  # The trial is pruned, even if its code failed.
+            if execution.pruning is not None and meta.pruned:
                 return build_pruned_result(meta, execution.pruning.objective, fields)
             return Result(fields, meta)
 
@@ -168,31 +172,32 @@ class Lane:
         return self._check_lane is not None and execution.is_checked
 
     async def check(self, execution: Execution) -> Result:
-        """Run the check of an execution that has ended, and return the execution's result: the check's fields.
+        """Run the check of an execution that has ended. Return the execution's result with the check's fields.
 
-        The check runs in another sandbox than any execution. With reused sandboxes the lane keeps both, if a second
-        slot and permit are free now. Otherwise the execution's sandbox is removed first, and its slot serves the check.
-        So lanes never wait for each other's second sandbox.
+        The check never runs in a sandbox of executions. With reused sandboxes the lane keeps one sandbox for each, if
+        a second slot and permit are free now. Otherwise the lane removes the execution's sandbox first, and uses its
+        slot for the check. So lanes never wait for each other's second sandbox.
 
         Raises:
             CheckError: The check failed.
             RlmBatchError: The check's sandbox failed. A retry runs only the check.
             ProviderUnusable: The provider says that its configuration is wrong.
         """
-        lane, check, ended = self._check_lane, self.run.check, execution.ended
+        lane, check, judged = self._check_lane, self.run.check, execution.ended
         assert lane is not None
         assert check is not None
-        assert ended is not None
+        assert judged is not None
         try:
-            request = await asyncio.to_thread(check.build_execution, execution, ended)
-            result = await self._check_beside(lane, request) if self.run.options.reuse_sandboxes else None
+            request = await asyncio.to_thread(check.build_execution, execution, judged)
+            result = None
+            if self.run.options.reuse_sandboxes:
+                result = await self._check_beside(lane, request)
             if result is None:
-                async with self._lend_slot(lane):
-                    result = await lane.execute(request)
+                result = await self._check_instead(lane, request)
         except RlmBatchError as error:
-            explained = explain(error, execution, ended)
+            explained = explain(error, execution, judged)
             raise explained from (None if explained is error else error)
-        return build_judged_result(execution, ended, result)
+        return build_judged_result(execution, judged, result)
 
     async def _check_beside(self, lane: "Lane", request: Execution) -> Result | None:
         """Run a check while the execution's sandbox stays open. Return None if there is no room for another sandbox."""
@@ -204,20 +209,15 @@ class Lane:
             await lane.release()
             return None
 
-    @asynccontextmanager
-    async def _lend_slot(self, other: "Lane") -> AsyncIterator[None]:
-        """Remove the sandbox, and lend the slot to another lane, which has no sandbox after the block."""
+    async def _check_instead(self, lane: "Lane", request: Execution) -> Result:
+        """Run a check after the execution's sandbox is removed, with the slot of that sandbox."""
         await self.close_sandbox()
-        if other._slot is None:
-            other._slot, self._slot = self._slot, None
+        lane._slot, self._slot = self._slot, None
         try:
-            yield
+            return await lane.execute(request)
         finally:
-            try:
-                await other.close_sandbox()
-            finally:
-                if self._slot is None:
-                    self._slot, other._slot = other._slot, None
+            self._slot, lane._slot = lane._slot, None
+            await lane.close_sandbox()
 
     async def _execute(self, execution: Execution, on_output: OnOutput) -> Result:
         """Run the execution in the lane's sandbox, which may have to start first."""
@@ -235,47 +235,42 @@ class Lane:
                     return await self._execute(execution, on_output)
             raise
         finally:
-            log, sandbox.prepare_log = sandbox.prepare_log, None
-            if log is not None:
-                log.close()
+            if sandbox.prepare_log is not None:
+                sandbox.prepare_log.close()
+                sandbox.prepare_log = None
 
     async def _mark_as_kept(self, execution: Execution, error: RlmBatchError) -> None:
-        """Keep the open sandbox of an execution that failed for good, with its inputs in files, if the run may keep it.
+        """Keep the sandbox of an execution that failed and is not retried, if the run may keep one more sandbox.
 
-        A sandbox with state is kept when it is closed, because later steps may need it.
+        The execution's code and variables are uploaded as files. A sandbox with state stays in use until the lane
+        closes it, because later steps may need it.
         """
         run, sandbox = self.run, self._sandbox
-        if run.kept_rest == 0 or run.should_retry(error, execution.attempt):
+        if run.keepable_count == 0 or run.should_retry(error, execution.attempt):
             return
         if sandbox is None or not sandbox.interpreter.is_alive or error.meta is None:
             return
-        interpreter = sandbox.interpreter
-        run.kept_rest -= 1
+        run.keepable_count -= 1  # before the uploads, in which other lanes run
         try:
             files = await asyncio.to_thread(build_input_files, execution)
             for path, data in files.items():
-                await interpreter.upload(path, data)
+                await sandbox.interpreter.upload(path, data)
         except RlmBatchError as failure:
             execution.inputs_failure = failure.summary
-        if not interpreter.is_alive:
-            run.kept_rest += 1
+        if not sandbox.interpreter.is_alive:
+            run.keepable_count += 1
             return
-        until = time.time() + KEEP_SECONDS
-        sandbox.kept = until, execution.index
-        error.meta = replace(error.meta, kept_until=until)
+        kept_until = time.time() + KEEP_SECONDS
+        sandbox.kept = kept_until, execution.index
+        error.meta = replace(error.meta, kept_until=kept_until)
         if run.plan.state_context is None:
             await self.close_sandbox()
 
     async def _execute_and_collect(self, sandbox: _LaneSandbox, execution: Execution, on_output: OnOutput) -> Result:
-        """Run the execution and take its files, even if it failed."""
+        """Run the execution, and then archive or collect its files, even if it failed."""
         run, interpreter = self.run, sandbox.interpreter
-        folder_context: AbstractAsyncContextManager[Path | None] = nullcontext()
-        execution.archive, execution.archive_problems = b"", ()  # not the files of an earlier attempt
-        if run.files is not None:
-            folder_context = run.files.open_partial()
-        elif self._archives_files(execution):
-            folder_context = open_temporary_folder()
-        async with folder_context as folder:
+        execution.archive, execution.archive_problems = b"", ()  # Forget the files of an earlier attempt.
+        async with self._open_collection_folder(execution) as folder:
             try:
                 await self._upload_files(sandbox, execution)
                 sandbox.has_state = run.plan.state_context is not None
@@ -300,7 +295,16 @@ class Lane:
                 result.meta = await self._take_files(execution, folder, result.meta, is_final=True)
             return result
 
+    def _open_collection_folder(self, execution: Execution) -> AbstractAsyncContextManager[Path | None]:
+        """Open the host's folder for the execution's files; None if nothing needs the files."""
+        if self.run.files is not None:
+            return self.run.files.open_partial()
+        if self._archives_files(execution):
+            return open_temporary_folder()
+        return nullcontext()
+
     def _archives_files(self, execution: Execution) -> bool:
+        """Return whether the execution's check needs its files."""
         return self.run.check is not None and self.run.check.needs_files and execution.is_checked
 
     async def _take_files(self, execution: Execution, folder: Path, meta: Meta, *, is_final: bool) -> Meta:
@@ -320,30 +324,36 @@ class Lane:
         run = self.run
         if run.model_access is None:
             return None
-        replays = run.answers is not None and not run.options.cache_queries
+        cache = None
+        if run.answers is not None and not run.options.cache_queries:
+            cache = AnswerCache(run.answers, execution.replay_key)  # It has only this execution's earlier answers.
         queries = run.model_access.queries(
             interpreter,
             index=execution.index,
             on_event=partial(run.take_event, execution),
-            cache=AnswerCache(run.answers, execution.replay_key) if run.answers is not None and replays else None,
+            cache=cache,
             transcript=None if run.transcripts is None else Transcript(partial(run.transcripts.write, execution)),
         )
         execution.summarize_queries = queries.session.summarize
-        execution.get_usage = partial(getattr, queries.session.budget, "usage")
+        execution.get_usage = lambda: queries.session.budget.usage
         return queries
 
     async def _upload_files(self, sandbox: _LaneSandbox, execution: Execution) -> None:
+        """Upload the execution's files, and empty those of the execution before."""
         find_uploads = self.run.plan.find_uploads
         uploads = {} if find_uploads is None else find_uploads(execution)
         for path, upload in uploads.items():
-            if path not in sandbox.uploaded:
+            if path not in sandbox.shared_files:
                 await sandbox.interpreter.upload(path, await asyncio.to_thread(upload.read))
-                (sandbox.own_files if upload.digest else sandbox.uploaded).add(path)
+                is_for_one_execution = upload.digest != ""
+                (sandbox.own_files if is_for_one_execution else sandbox.shared_files).add(path)
         for path in sandbox.own_files - uploads.keys():  # Files of earlier executions would fill a reused sandbox.
             await sandbox.interpreter.upload(path, b"")
             sandbox.own_files.remove(path)
 
     def _count_calls(self, name: str, tool: Tool) -> Tool:
+        """Return the tool with a count of its calls in the current execution."""
+
         @wraps(tool)
         async def call(*args: Any, **kwargs: Any) -> Any:
             self._tool_calls[name] += 1
@@ -352,10 +362,11 @@ class Lane:
         return call
 
     async def _record_failed_start(self, sandbox: _LaneSandbox, error: BaseException) -> None:
-        """Tell `admission` about a sandbox that did not start. Raise QuotaExceeded for a temporary refusal.
+        """Return the permit of a sandbox that did not start. Raise QuotaExceeded for a temporary refusal.
 
-        A sandbox that opened proves the configuration, so a later 400 to 404 is treated as a temporary refusal. With a
-        revoked key, executions that cannot start fail, and running executions continue.
+        Raise ProviderUnusable if the provider says that its configuration is wrong. A sandbox that has opened proves
+        the configuration, so a later 400 to 404 is treated as a temporary refusal. With a revoked key, executions that
+        cannot start fail, and running executions continue.
         """
         start_error, permit, admission = sandbox.interpreter.start_error, self._permit, self._slots.admission
         if start_error is None or permit is None:  # The sandbox was not requested.
@@ -376,23 +387,28 @@ class Lane:
 
     async def _get_sandbox(self) -> _LaneSandbox:
         """Return the open sandbox if it has time for an execution, or else a new one."""
-        now, sandbox, lifetime = asyncio.get_running_loop().time, self._sandbox, 2 * self.run.options.timeout
+        sandbox = self._sandbox
         if sandbox is not None and sandbox.has_state:
             if not sandbox.interpreter.is_alive:
                 raise StateLost(
                     "the sandbox with the state of the earlier steps is lost: start again with the first step"
                 )
             return sandbox
-        if sandbox is not None and (not sandbox.interpreter.is_alive or now() + lifetime > sandbox.expires_at):
-            await self.close_sandbox()
+        read_clock = asyncio.get_running_loop().time
+        needed_seconds = 2 * self.run.options.timeout
+        if sandbox is not None:
+            is_too_old = read_clock() + needed_seconds > sandbox.expires_at
+            if is_too_old or not sandbox.interpreter.is_alive:
+                await self.close_sandbox()
         await self.acquire_for_work()
         if self._sandbox is None:
             await self._slots.wait_for_creation()
-            self._sandbox = self._make_sandbox(now(), lifetime)
+            lifetime = max(self.run.provider.lifetime, needed_seconds)
+            self._sandbox = self._make_sandbox(read_clock(), lifetime)
         return self._sandbox
 
     def _make_sandbox(self, requested_at: float, lifetime: float) -> _LaneSandbox:
-        """Return a sandbox that is requested now, for at least `lifetime` seconds."""
+        """Return a sandbox that its first execution opens, and that lives for `lifetime` seconds."""
         run = self.run
         interpreter = run.provider.interpreter(
             run=run.run_id,
@@ -401,7 +417,7 @@ class Lane:
             tools=self._tools,
             prepare=run.preparation,
         )
-        sandbox = _LaneSandbox(interpreter, requested_at + max(run.provider.lifetime, lifetime))
+        sandbox = _LaneSandbox(interpreter, expires_at=requested_at + lifetime)
         if run.preparation is not None and run.options.log_output:
             sandbox.prepare_log = OutputLog(run.log_lines, "prepare: ", run.log)
             interpreter.on_prepare_output = sandbox.prepare_log.write
@@ -417,8 +433,13 @@ class Lane:
 
     @property
     def should_wait_out_refusal(self) -> bool:
-        """True after a refusal that is not a failed attempt, because the run has had sandboxes or has just begun."""
-        return self._permit is None and self._slots.admission.error is None and not self.is_start_timeout_over
+        """True if a refused execution waits for another permit, and the refusal is not a failed attempt.
+
+        This is so while the run has a sandbox, and for some time after it began or lost its last sandbox.
+        """
+        was_refused = self._permit is None
+        may_open_sandboxes = self._slots.admission.error is None
+        return was_refused and may_open_sandboxes and not self.is_start_timeout_over
 
     @property
     def is_start_timeout_over(self) -> bool:
@@ -452,7 +473,7 @@ class CheckLane(Lane):
     def __init__(self, run: Run, slots: Slots) -> None:
         run = copy(run)
         run.provider = run.provider.model_copy(update={"volume_name": None})
-        run.check, run.preparation, run.tools, run.kept_rest = None, None, {}, 0
+        run.check, run.preparation, run.tools, run.keepable_count = None, None, {}, 0
         super().__init__(run, slots)
 
     async def _execute_and_collect(self, sandbox: _LaneSandbox, execution: Execution, on_output: OnOutput) -> Result:
@@ -467,7 +488,10 @@ class CheckLane(Lane):
 
 
 def _find_refusal(error: BaseException) -> QuotaExceeded | None:
-    """Return the error if it is a refusal, or else None. A lack of file descriptors in its causes is a refusal too."""
+    """Return the refusal of a sandbox; None if the error is another one.
+
+    A lack of file descriptors, as one of the error's causes, is a refusal too.
+    """
     cause: BaseException | None = error
     while cause is not None:
         if getattr(cause, "errno", None) in (errno.EMFILE, errno.ENFILE):

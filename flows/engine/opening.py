@@ -1,6 +1,7 @@
-"""The opening of a flow run: ledger, record, artifacts, tracker of queries, slots, executor; closed in reverse order.
+"""The opening of a flow run: its ledger, record, artifacts, tracker of queries, and slots.
 
-Each step of the closing runs even if an earlier step failed, and cancellation interrupts no step.
+They are closed in reverse order. Each of them is closed even if closing another one failed, and cancellation interrupts
+no closing.
 """
 
 import asyncio
@@ -35,9 +36,13 @@ from .turn_calls import TurnCalls
 
 async def execute_items(run: Run) -> None:
     """Execute the items of the run's plan, in any order."""
-    plan, store, fingerprint = run.plan, run.store, await run.compute_fingerprint()
-    count_occurrence = store.count_occurrence if isinstance(store, ShardStore) else None
-    executions = assign_keys(plan.items, fingerprint, count_occurrence, plan.report_spec.repeats, plan.digests)
+    executions = assign_keys(
+        run.plan.items,
+        await run.compute_fingerprint(),
+        run.store.count_occurrence if isinstance(run.store, ShardStore) else None,
+        run.plan.report_spec.repeats,
+        run.plan.digests,
+    )
     await run.executor.execute_all(executions, run.cache.find_result)
 
 
@@ -73,7 +78,7 @@ async def open_run(run: Run) -> AsyncIterator[None]:
             if run.plan.may_stop_early and isinstance(run.store, MemoryStore):
                 record.total = len(run.store.outcomes)
             record.ended = time.time()
-            # Close the ledger before the report is built, so that its last lines count too. Raises OSError.
+            # Close the ledger before `ArtifactPublisher` builds the report, because closing may fail.
             await asyncio.to_thread(ledger.close)
     except BaseException as error:
         await run.flush_ledger_after_error()
@@ -114,7 +119,7 @@ async def _start(run: Run) -> None:
 
 @asynccontextmanager
 async def open_capacity(run: Run) -> AsyncIterator[None]:
-    """Open the slots of the provider's limit. Track queries within the block, and log their usage at its end.
+    """Open the slots of the provider's limit. Track queries in the context, and log the usage of models at its end.
 
     Raises OSError if the answers of earlier runs cannot be read.
     """
@@ -125,12 +130,13 @@ async def open_capacity(run: Run) -> AsyncIterator[None]:
             run.slots = slots
             yield
     finally:
-        for writer in filter(None, (run.answers, run.transcripts)):
-            await asyncio.shield(asyncio.to_thread(writer.close))
+        for writer in (run.answers, run.transcripts):
+            if writer is not None:
+                await asyncio.shield(asyncio.to_thread(writer.close))
         access = run.model_access
         if access is not None:
-            used = access.spent.usage + run.usage.model
-            run.log.info("the model was called %s", describe_usage(used, access.cache.hits if access.cache else 0))
+            usage = access.spent.usage + run.usage.model
+            run.log.info("the model was called %s", describe_usage(usage, access.cache.hits if access.cache else 0))
 
 
 def _make_record(run: Run) -> RunRecord:
@@ -152,25 +158,30 @@ def _make_record(run: Run) -> RunRecord:
 
 async def _open_cache(run: Run) -> ResultCache:
     """Return the results of earlier runs: those of the ledger, and with `cache_results` those of every ledger."""
-    index = ResultIndex(get_results_root()) if run.options.cache_results else None
-    if index is not None:
+    index = None
+    if run.options.cache_results:
+        index = ResultIndex(get_results_root())
         index.refresh()
     if isinstance(run.store, ShardStore):
         return ResultCache(run.ledger, {}, index)  # The executor reads this ledger itself.
     lines = await asyncio.to_thread(run.ledger.load_latest_lines)
-    if run.plan.state_context is None:  # With shared state, results of some executions are of no use.
-        count = sum(line.is_success for line in lines.values())
-        if count and (run.options.results_path is None or flow_run.run_count > 1):
+    count = sum(line.is_success for line in lines.values())
+    # With shared state, the results of single executions are of no use.
+    if count and run.plan.state_context is None:
+        is_same_job = run.options.results_path is None or flow_run.run_count > 1
+        if is_same_job:
             run.log.info("%d kept, %d to run", count, max(0, run.plan.total - count))
-        elif count:
+        else:
             run.log.info("the ledger has %d results of earlier runs: those of equal executions are kept", count)
-    in_order = sorted(lines.values(), key=lambda line: line.written_at)
-    latest_keys = {line.data["index"]: line.key for line in in_order if line.data.get("index") is not None}
+    latest_keys: dict[int, str] = {}
+    for line in sorted(lines.values(), key=lambda line: line.written_at):
+        if line.data.get("index") is not None:
+            latest_keys[line.data["index"]] = line.key
     return ResultCache(run.ledger, lines, index, latest_keys)
 
 
 def _complete_record(run: Run, summary: RunSummary) -> None:
-    """Put the use of sandboxes, the counts of outcomes and the best score into the record."""
+    """Set the fields of the record that are known at the end of the run."""
     record, best = run.record, summary.best
     record.sandboxes, record.sandbox_seconds = run.usage.sandboxes, run.usage.sandbox_seconds
     record.succeeded, record.failed = summary.succeeded, summary.failed

@@ -46,20 +46,20 @@ class MemoryStore:
 class OutcomeSink:
     """A sink that passes every outcome of a flow run to the ledger, to the observers, the log, artifacts and listener.
 
-    The first observer is the run's store. `check_first` checks the first result with fields.
+    The first observer is the run's store. The plan's `check_first` gets the first result with fields.
     """
 
     run: Run
     observers: list[Observer]
+    failure_counts: Counter[str] = field(default_factory=Counter[str])  # the number of failures of each kind
     _has_checked_first: bool = False
-    _kind_counts: Counter[str] = field(default_factory=Counter[str])  # failures
     _not_collected_count: int = 0  # executions of which files were not collected
     _error: ConfigurationError | None = None  # the error of `check_first`
 
     def record(self, execution: Execution, outcome: Outcome) -> None:
         """Record the outcome of an execution that ran here. Raises OSError if the ledger cannot be written."""
         self.run.ledger.write_outcome(execution.key, outcome)
-        execution.ended, execution.archive = None, b""  # This frees their memory.
+        execution.ended, execution.archive = None, b""  # Free their memory.
         self._store(execution, outcome)
         self._publish(execution, outcome)
         self.run.stop.failed_count += isinstance(outcome, Failure)
@@ -90,7 +90,7 @@ class OutcomeSink:
         return Failure(error, execution.complete_meta(meta))
 
     def record_cached(self, execution: Execution, outcome: Outcome, *, is_stored: bool = False) -> None:
-        """Record an execution's outcome from an earlier run. `is_stored` says that the store already has it."""
+        """Record an execution's outcome from an earlier run. With `is_stored`, the store already has it."""
         if not is_stored:
             self._store(execution, outcome)
         self._publish(execution, outcome, cached=True)
@@ -101,12 +101,12 @@ class OutcomeSink:
         self.run.stop.failed_count += isinstance(outcome, Failure)
 
     def raise_error(self) -> None:
-        """Raise the ConfigurationError of `check_first`, which ends the run, if there is one."""
+        """Raise the ConfigurationError of the plan's `check_first`, if there was one. It ends the run."""
         if self._error is not None:
             raise self._error
 
     def warn(self, text: str) -> None:
-        """Send a warning for people to the log and to the listener."""
+        """Send a warning to the log and to the listener."""
         self.run.log.warning("%s", text)
         self.run.listener.on_warning(text)
 
@@ -116,21 +116,13 @@ class OutcomeSink:
             observe(execution, outcome)
 
     def _publish(self, execution: Execution, outcome: Outcome, *, cached: bool = False) -> None:
+        """Pass an outcome to the log, the summary, the listener and `check_first`."""
         if isinstance(outcome, Failure):
             self._log_failure(execution, outcome.error)
             if outcome.meta.kept_until is not None and not cached:
-                until = datetime.fromtimestamp(outcome.meta.kept_until).astimezone()
-                lack = f", without its variables ({execution.inputs_failure})" if execution.inputs_failure else ""
-                self.warn(
-                    f"{self.run.plan.label(execution)}: its sandbox is kept until {until:%H:%M %Z}{lack}: "
-                    f"rlm-batch shell {self.run.ledger.path} {execution.index}"
-                )
+                self._warn_of_kept_sandbox(execution, outcome.meta.kept_until)
         if outcome.meta.not_collected and not cached:
-            self._not_collected_count += 1
-            if self._not_collected_count <= MAX_LOGGED_FAILURES:
-                first, *others = outcome.meta.not_collected
-                more = f" (and {len(others):,} more)" if others else ""
-                self.warn(f"{self.run.plan.label(execution)}: not collected: {first}{more}")
+            self._warn_of_missing_files(execution, outcome.meta.not_collected)
         if self.run.summary is not None:
             self.run.summary.add(outcome)
         self.run.listener.on_outcome(outcome, cached=cached)
@@ -144,13 +136,29 @@ class OutcomeSink:
             except ConfigurationError as error:
                 self._error = ConfigurationError(f"{error}; the results are in {self.run.ledger.path}")
 
+    def _warn_of_kept_sandbox(self, execution: Execution, kept_until: float) -> None:
+        until = datetime.fromtimestamp(kept_until).astimezone()
+        text = f"{self.run.plan.label(execution)}: its sandbox is kept until {until:%H:%M %Z}"
+        if execution.inputs_failure:
+            text += f", without its variables ({execution.inputs_failure})"
+        self.warn(f"{text}: rlm-batch shell {self.run.ledger.path} {execution.index}")
+
+    def _warn_of_missing_files(self, execution: Execution, not_collected: tuple[str, ...]) -> None:
+        """Warn of files that were not collected, for the first executions with such files."""
+        self._not_collected_count += 1
+        if self._not_collected_count <= MAX_LOGGED_FAILURES:
+            first, *others = not_collected
+            more = f" (and {len(others):,} more)" if others else ""
+            self.warn(f"{self.run.plan.label(execution)}: not collected: {first}{more}")
+
     def _log_failure(self, execution: Execution, error: RlmBatchError) -> None:
-        """Log the first failures of a kind. The report counts the others."""
+        """Count a failure, and log the first failures of each kind."""
         kind = type(error).__name__
         if isinstance(error, CodeError):
             kind += f" {escape_text(error.type[:MAX_TYPE_CHARS])}"
-        self._kind_counts[kind] += 1
-        count, limit = self._kind_counts[kind], 1 if isinstance(error, NotRun) else MAX_LOGGED_FAILURES
+        self.failure_counts[kind] += 1
+        count = self.failure_counts[kind]
+        limit = 1 if isinstance(error, NotRun) else MAX_LOGGED_FAILURES
         if count <= limit:
             more = f"; the log shows no more failures with {kind}" if count == limit else ""
             text = "%s failed: %s: %s%s"

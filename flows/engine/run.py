@@ -65,8 +65,8 @@ class ResourceUsage:
 class Run:
     """One run of a flow, or of a shard of it. The executor and the lanes get it whole.
 
-    `make_run` sets the first group of fields, before Prefect is entered. `start` sets the second, in the flow run, and
-    `open_run` the third. If Prefect retries the flow run, they set theirs again.
+    `make_run` sets the first group of fields before Prefect calls the flow. `start` sets the second group in the flow
+    run, and `open_run` the third. If Prefect retries the flow run, the second and the third group are set again.
     """
 
     options: Options
@@ -90,7 +90,7 @@ class Run:
     files: CollectedFilesStore | None = None
     answers: AnswerLedger | None = None
     transcripts: TranscriptLedger | None = None
-    kept_rest: int = 0  # sandboxes of failed executions that may still be kept
+    keepable_count: int = 0  # the number of failed executions whose sandboxes may still be kept
     usage: ResourceUsage = field(default_factory=ResourceUsage)
     log_lines: LineBudget = field(default_factory=LineBudget)  # lines of output that may still be logged
     sink: "OutcomeSink" = field(init=False)
@@ -121,26 +121,31 @@ class Run:
             run_id: The id of the flow run, or of a task run without a flow run.
             part_prefix: The beginning of the names of this process's parts of the ledger; empty unless it runs a shard.
         """
-        options, access = self.options, self.model_access
+        options = self.options
         self.run_id, self.log, self.ledger = run_id, get_run_logger(), ledger
         self.server_id = await get_server_id()
-        self.stop = StopConditions.start(options, self.plan.total)
+        self.stop = StopConditions(options, self.plan.total)
         self.files = CollectedFilesStore(ledger.path) if options.collect else None
-        self.kept_rest = 0 if not options.keep_failed else MAX_KEPT_OF_SHARD if part_prefix else MAX_KEPT
+        self.keepable_count = 0
+        if options.keep_failed:
+            self.keepable_count = MAX_KEPT_OF_SHARD if part_prefix else MAX_KEPT
         self.usage, self.log_lines = ResourceUsage(), LineBudget()
-        # In a sharded job only the shards query the model.
-        if access is not None and options.shards is None:
-            if options.cache_queries or self.plan.recursion is not None:
-                # Without `cache_queries`, an execution gets only the answers of its own earlier attempts.
-                root = get_results_root() if options.cache_queries else None
-                self.answers = AnswerLedger(ledger.path, root, part_prefix)
-                access.cache = AnswerCache(self.answers) if options.cache_queries else None
-            if options.record == "full":
-                mask = CredentialMask()
-                for settings in (access.model, *access.models.values(), self.provider):
-                    mask.add_settings(settings)
-                self.transcripts = TranscriptLedger(ledger.path, mask.build_filter(), part_prefix)
+        if self.model_access is not None and options.shards is None:  # In a sharded job only the shards ask the model.
+            self._open_model_ledgers(self.model_access, part_prefix)
         register_own_run(self.run_id)
+
+    def _open_model_ledgers(self, access: ModelAccess, part_prefix: str) -> None:
+        """Open the files of the model's answers and of whole requests, if the options ask for them."""
+        if self.options.cache_queries:
+            self.answers = AnswerLedger(self.ledger.path, get_results_root(), part_prefix)
+            access.cache = AnswerCache(self.answers)
+        elif self.plan.recursion is not None:  # An execution gets the answers of its own earlier attempts.
+            self.answers = AnswerLedger(self.ledger.path, None, part_prefix)
+        if self.options.record == "full":
+            mask = CredentialMask()
+            for settings in (access.model, *access.models.values(), self.provider):
+                mask.add_settings(settings)
+            self.transcripts = TranscriptLedger(self.ledger.path, mask.build_filter(), part_prefix)
 
     def should_retry(self, error: BaseException, attempt: int) -> bool:
         """Return whether to retry an execution after an attempt, counted from 1, that ended with this error."""
@@ -153,18 +158,18 @@ class Run:
         )
 
     async def compute_fingerprint(self) -> dict[str, Any]:
-        """Return the settings on which all results depend: provider, model, recursion, code around it, `collect`."""
+        """Return the settings on which all results depend."""
         fingerprint = {**await self.provider.fingerprint()}
-        recursion, preparation = self.plan.recursion, self.preparation
         if self.model_access is not None:
             fingerprint["language_model"] = self.model_access.fingerprint()
+        recursion = self.plan.recursion
         if recursion is not None and recursion != DEFAULT_RECURSION:
             answer_type = None if recursion.answer_type is None else recursion.answer_type.schema
             fingerprint["recursion"] = {**asdict(replace(recursion, answer_type=None)), "answer_type": answer_type}
-        if preparation is not None:
-            fingerprint["prepare"] = preparation.code
-            if preparation.seed is not None:
-                fingerprint["prepare_seed"] = preparation.seed
+        if self.preparation is not None:
+            fingerprint["prepare"] = self.preparation.code
+            if self.preparation.seed is not None:
+                fingerprint["prepare_seed"] = self.preparation.seed
         if self.tools:
             fingerprint["tools"] = sorted(self.tools)
         if self.check is not None:
@@ -176,7 +181,7 @@ class Run:
     def take_event(self, execution: Execution, event: RlmEvent) -> None:
         """Write a turn of a recursive query and the usage so far to the ledger, and then tell the listener.
 
-        A killed run does not lose what the ledger has.
+        The ledger still has them if the run is killed.
         """
         lines: list[bytes] = []
         if event.kind == "output":
@@ -186,7 +191,7 @@ class Run:
         if event.kind in ("code", "query", "output") and usage != execution.recorded_usage:
             execution.recorded_usage = usage
             lines.append(encode_usage(execution.key, execution.index, execution.attempt, usage))
-        with suppress(OSError):  # The write of the outcome reports that the ledger cannot be written.
+        with suppress(OSError):  # Writing the outcome reports it.
             for line in lines:
                 self.ledger.write_line(line)
         self.listener.on_rlm_event(event.index, event)
@@ -194,7 +199,7 @@ class Run:
             self.turn_calls.add(event)
 
     def skip(self, executions: Iterable[Execution], reason: str) -> None:
-        """Fail the executions without an outcome, which never started. The ledger does not get these failures."""
+        """Fail the executions that have no outcome. The ledger does not get these failures."""
         for execution in executions:
             if execution.index not in self.store:
                 self.sink.record_unrun(execution, NotRun(f"not run: {reason}"))
@@ -219,24 +224,26 @@ class Run:
 async def prepare_run(
     parameters: FlowParameters[Any], plan: Plan | None = None, listener: FlowListener | None = None
 ) -> Run:
-    """Return the run of a flow with checked parameters. `plan` is theirs, if the caller has made it.
+    """Return the run of a flow, after a check of its provider and its language models.
 
-    Raises ConfigurationError.
+    `plan` is the plan of the parameters, if the caller has made it. Raises ConfigurationError if the parameters, the
+    provider or a model cannot be used.
     """
-    options = parameters.options
-    run = await make_run(options, plan or parameters.make_plan(get_logger("rlm_batch").info))
+    if plan is None:
+        plan = parameters.make_plan(get_logger("rlm_batch").info)
+    run = await make_run(parameters.options, plan)
     run.parameters = parameters
     if listener is not None:
         run.listener = listener
     elif is_notebook():
         run.listener = NotebookProgress(lambda: describe_progress(run.record, run.summary))
-    if options.shards is None:  # Shards check the provider and the model on their own machines.
+    if parameters.options.shards is None:  # Shards check the provider and the model on their own machines.
         await run.check_before_start()
     return run
 
 
 async def make_run(options: Options, plan: Plan, provider: SandboxProvider | None = None) -> Run:
-    """Return a run with its provider, its code, its functions of the host and its language models, each made once.
+    """Return a run with its provider, its code, its functions of the host and its language models.
 
     Args:
         options: The shared parameters.
@@ -246,27 +253,27 @@ async def make_run(options: Options, plan: Plan, provider: SandboxProvider | Non
     Raises:
         ConfigurationError: One of them cannot be used.
     """
-    named = cast("dict[str, str]", options.tools or {})
+    tools = cast("dict[str, str]", options.tools or {})
     if options.shards is not None:
-        _refuse_own_objects(options, named)
-    provider, total = provider or await resolve_run_provider(options), plan.total
+        _refuse_own_objects(options, tools)
+    if provider is None:
+        provider = await resolve_run_provider(options)
     prepare_timeout = None if options.preparation is None else options.preparation.timeout
     if prepare_timeout is not None and prepare_timeout + options.timeout > provider.lifetime:
         raise ConfigurationError(
             f"`prepare_timeout` and `timeout` together exceed the sandbox's `lifetime` of {provider.lifetime} s"
         )
-    expected = total if options.check is None else 2 * total  # Each check has another sandbox.
-    provider = provider.with_expectations(
-        sandboxes=min(total, options.max_workers) if options.reuse_sandboxes else expected,
-        keeps_failed=options.keep_failed,
-    )
+    if options.reuse_sandboxes:
+        sandbox_count = min(plan.total, options.max_workers)
+    else:
+        sandbox_count = plan.total if options.check is None else 2 * plan.total  # Each check has another sandbox.
     run = Run(
         options=options,
         plan=plan,
-        provider=provider,
+        provider=provider.with_expectations(sandboxes=sandbox_count, keeps_failed=options.keep_failed),
         preparation=options.preparation,
         check=None if options.check_code is None else Check(options.check_code),
-        tools=await asyncio.to_thread(load_tools, named),
+        tools=await asyncio.to_thread(load_tools, tools),
     )
     if options.language_model is not None:
         run.model_access = await open_model_access(
@@ -287,7 +294,10 @@ def needs_server(options: Options) -> bool:
 
 
 async def resolve_run_provider(options: Options) -> SandboxProvider:
-    """Return a flow run's provider with the run's secrets and files. Raises ConfigurationError."""
+    """Return a flow run's provider with the run's secrets and files.
+
+    Raises ConfigurationError if the provider, a secret or a file cannot be used.
+    """
     provider = await resolve_provider(options.provider, options.provider_options)
     if options.secrets:
         environment = {**provider.environment, **options.read_secrets()}
@@ -299,11 +309,13 @@ async def resolve_run_provider(options: Options) -> SandboxProvider:
 
 def _refuse_own_objects(options: Options, tools: dict[str, str]) -> None:
     """Raise ConfigurationError if a job in shards has an object of this process, because shards run in others."""
-    models = {name: str(getattr(options, name)) for name in ("language_model", "sub_model", "models")}
-    for name, value in (tools | models).items():
-        if "<" in value:
+    texts = {f"the tool {name!r}": path for name, path in tools.items()}
+    for name in ("language_model", "sub_model", "models"):
+        texts[f"`{name}`"] = str(getattr(options, name))
+    for role, text in texts.items():
+        is_own_object = "<" in text  # Saved blocks, names of models and import paths have no such character.
+        if is_own_object:
             raise ConfigurationError(
-                f"{f'`{name}`' if name in models else f'the tool {name!r}'} is an object of this process, and "
-                "shards run in other processes: save a model as a block, and pass the import path of a function, such "
-                "as package.module:function"
+                f"{role} is an object of this process, and shards run in other processes: save a model as a block, "
+                "and pass the import path of a function, such as package.module:function"
             )

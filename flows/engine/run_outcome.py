@@ -31,18 +31,19 @@ def emit_run_event(run: Run, kind: str) -> None:
     """Send the event `rlm-batch.run.KIND`, such as `rlm-batch.run.completed`, with the counts and the best trial."""
     record, summary = run.record, run.summary
     assert summary is not None
+    payload: dict[str, Any] = {"best": None}
+    for name in ("flow", "name", "total", "objective", "direction", "results_path"):
+        payload[name] = getattr(record, name)
+    for name in ("succeeded", "failed", "not_run"):
+        payload[name] = getattr(summary, name)
     best, score = summary.best.result, summary.best.score
-    payload: dict[str, Any] = {
-        **{name: getattr(record, name) for name in ("flow", "name", "total", "objective", "direction", "results_path")},
-        **{name: getattr(summary, name) for name in ("succeeded", "failed", "not_run")},
-        "best": best
-        and {
+    if best is not None:
+        payload["best"] = {
             "index": best.meta.index,
-            "value": score if score is None or math.isfinite(score) else None,
-            "variables": _keep_short(best.meta.variables),
-            "fields": _keep_short(best.outputs),
-        },
-    }
+            "value": score if score is not None and math.isfinite(score) else None,
+            "variables": _select_short_values(best.meta.variables),
+            "fields": _select_short_values(best.outputs),
+        }
     emit_event(
         f"rlm-batch.run.{kind}",
         resource={
@@ -59,8 +60,8 @@ async def with_reference(value: Any, record: RunRecord) -> Any:
     """Return the value. For a deployment's run, put it into a Prefect result record that refers to the ledger.
 
     Other processes use the reference to read the run's report. The reference is a file of about 400 bytes below the
-    results root. It is not in the ledger, which may be on a volume where code could replace the file: Prefect unpickles
-    the result if the file says so. If the file cannot be written, other processes get no result.
+    results root. It is not in the ledger, which may be on a volume: code there could replace the file by one that makes
+    Prefect unpickle a result. If the file cannot be written, other processes get no result.
     """
     context = FlowRunContext.get()
     if context is None or context.flow_run is None or context.flow_run.deployment_id is None:
@@ -74,19 +75,19 @@ async def with_reference(value: Any, record: RunRecord) -> Any:
     except OSError as error:
         get_run_logger().warning("%s cannot be written (%s), so state.result() returns nothing", path, error.strerror)
         return value
-    kept = ResultRecord[Any](metadata=metadata, result=value)
-    kept.mark_persisted()
-    return kept
+    result_record = ResultRecord[Any](metadata=metadata, result=value)
+    result_record.mark_persisted()
+    return result_record
 
 
-def _keep_short(values: dict[str, Any]) -> dict[str, Any]:
+def _select_short_values(values: dict[str, Any]) -> dict[str, Any]:
     """Return the values that are JSON and short enough for an event."""
-    kept: dict[str, Any] = {}
+    short_values: dict[str, Any] = {}
     for name, value in itertools.islice(values.items(), MAX_VALUES):
         try:
             text = json.dumps(value, allow_nan=False)
         except ValueError:
             continue
         if len(text) <= MAX_VALUE_CHARACTERS:
-            kept[name] = value
-    return kept
+            short_values[name] = value
+    return short_values

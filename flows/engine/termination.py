@@ -30,10 +30,10 @@ _runs: list[_Run] = []
 
 @contextmanager
 def cancel_at_termination() -> Iterator[None]:
-    """Cancel the calling task at SIGTERM, and raise Prefect's TerminationSignal after the context has closed.
+    """Cancel the calling task at SIGTERM. At the end of the context, raise Prefect's TerminationSignal.
 
-    Prefect's own handler raises at any point of the main thread, and may interrupt the removal of a sandbox. When this
-    function raises TerminationSignal, Prefect sets the run's state and ends the process as usual.
+    Then Prefect sets the run's state and ends the process as usual. Prefect's own handler would raise at any point of
+    the main thread, and might interrupt the removal of a sandbox.
     """
     task = asyncio.current_task()
     assert task is not None

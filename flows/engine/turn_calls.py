@@ -28,11 +28,11 @@ class TurnCalls:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """Call the function with each turn that is added in the block. What it raises ends the block."""
+        """Call the function with each turn that is added in the context. An error of the function ends the context."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._run())
             yield
-            self._turns.put_nowait(None)
+            self._turns.put_nowait(None)  # This ends the task after the last turn.
 
     async def _run(self) -> None:
         try:

@@ -39,11 +39,11 @@ from .shard_runs import HEARTBEAT_ENVIRONMENT, HEARTBEAT_SECONDS, Shard, cancel_
 from .work_pool import ShardPlan, open_server_client
 
 POLL_INTERVAL_SECONDS = 1.0
-MAX_SILENT_LOOKS = 4  # looks for heartbeats; a running shard without a sign of life for so many counts as dead
+MAX_SILENT_CHECKS = 4  # After so many checks without a sign of life, a running shard counts as dead.
 GATHER_SECONDS = 60.0  # A network file system may show the last lines of a completed shard so late.
-MAX_IDLE_LOOKS = 2  # looks for heartbeats; the job warns if no shard has run at so many in a row
+MAX_IDLE_CHECKS = 2  # After so many checks in a row at which no shard was running, the job warns.
 CANCEL_TIMEOUT_SECONDS = 20.0  # A worker kills a run that waits for cancelled shards for 30 s.
-MAX_FRUITLESS_ATTEMPTS = 3  # Then the executor gives up the shard: attempts in a row without any outcome.
+MAX_FRUITLESS_ATTEMPTS = 3  # After so many attempts in a row without any outcome, the job gives up the shard.
 MAX_JOB_TASK_RUNS = 10_000  # task runs of all shards together, unless `executions_per_task` is set
 LEDGER_PAGE_LINES = 5000
 MAX_OUTAGE_SECONDS = 300.0  # If the server or the ledger does not answer for so long, the job fails.
@@ -57,10 +57,10 @@ class ShardingExecutor:
     store: ShardStore
     plan: ShardPlan
     _offsets: dict[Path, int] = field(default_factory=dict[Path, int])  # bytes of each part that were read
-    _idle_looks: int = 0  # looks for heartbeats in a row at which no shard was running
+    _idle_checks: int = 0  # checks for heartbeats in a row at which no shard was running
     _job_id: str = ""  # a part of the names of these shards' files
     _shards: list[Shard] = field(default_factory=list[Shard])
-    _active: dict[int, Shard] = field(default_factory=dict[int, Shard])
+    _active: dict[int, Shard] = field(default_factory=dict[int, Shard])  # shards with an unfinished flow run, by number
 
     @property
     def is_over(self) -> bool:
@@ -68,25 +68,32 @@ class ShardingExecutor:
 
     async def execute_all(self, executions: Iterator[Execution], find_result: FindResult) -> None:
         async with open_server_client() as client:
-            ledger = self.run.ledger
-            if not ledger.has_other_writers:  # Then the processes of earlier runs on this ledger are gone.
-                records = await asyncio.to_thread(list_run_records, ledger.path)
-                jobs = {uuid.UUID(run) for run in (flow_run.id, *(record.flow_run_id for record in records)) if run}
-                await self._wait_for_ends(client, await cancel_runs(client, jobs))
+            await self._cancel_earlier_runs(client)
             await self._add_executions(executions, find_result)
-            limit = asyncio.timeout_at(self.run.stop.ends_at)
+            deadline = asyncio.timeout_at(self.run.stop.ends_at)
             try:
-                async with limit:
+                async with deadline:
                     await self._run_shards(client)
             except TimeoutError:
                 await self._cancel_active(client)
-                if not limit.expired():
+                if not deadline.expired():
                     raise
                 await self._fail_unfinished(self._shards, self.run.stop.build_error)
             except BaseException:
                 # If the job ends, its shards end too. They continue only if the job's process is killed.
                 await asyncio.shield(self._cancel_active(client))
                 raise
+
+    async def _cancel_earlier_runs(self, client: PrefectClient) -> None:
+        """Cancel the shards of this flow run's earlier tries, and of earlier runs on this ledger."""
+        ledger = self.run.ledger
+        if ledger.has_other_writers:
+            return  # Another run on this ledger is alive, and its shards too.
+        jobs = {uuid.UUID(flow_run.id)}
+        for record in await asyncio.to_thread(list_run_records, ledger.path):
+            if record.flow_run_id:
+                jobs.add(uuid.UUID(record.flow_run_id))
+        await self._wait_for_ends(client, await cancel_runs(client, jobs))
 
     async def _add_executions(self, executions: Iterator[Execution], find_result: FindResult) -> None:
         """Add all executions and their earlier results to the store, and cut those without a result into shards."""
@@ -106,11 +113,13 @@ class ShardingExecutor:
         """Record the results that the run's ledger has, and with `cache_results` those that `find_result` finds."""
         self._offsets = {}
         async for line in self._read_news():
-            if line.is_success and (outcome := self.store.record_line(line)) is not None:
+            outcome = self.store.record_line(line) if line.is_success else None
+            if outcome is not None:
                 self._record_cached(outcome)
         if self.run.options.cache_results:
             for execution in self.store.iterate_unfinished(indexes.start, indexes.stop):
-                if (result := find_result(execution)) is not None:
+                result = find_result(execution)
+                if result is not None:
                     self.store.record_adopted(execution)
                     self._record_cached(result)
 
@@ -119,15 +128,15 @@ class ShardingExecutor:
         self.run.sink.raise_error()
 
     async def _read_news(self) -> AsyncIterator[LedgerLine]:
-        """Yield the lines that the ledger has gained since the last call."""
-        new = self.run.ledger.read_new_lines(self._offsets)
-        while lines := await asyncio.to_thread(lambda: list(itertools.islice(new, LEDGER_PAGE_LINES))):
-            for line in lines:
+        """Yield the lines that were added to the ledger since the last call."""
+        new_lines = self.run.ledger.read_new_lines(self._offsets)
+        while page := await asyncio.to_thread(lambda: list(itertools.islice(new_lines, LEDGER_PAGE_LINES))):
+            for line in page:
                 yield line
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # There may be many lines, and others use this event loop.
 
     async def _gather_outcomes(self) -> None:
-        """Record the outcomes that the ledger has gained, and what they have used."""
+        """Record the outcomes that were added to the ledger, and their usage of sandboxes and models."""
         async for line in self._read_news():
             outcome = self.store.record_line(line)
             self._count_usage(line)
@@ -135,76 +144,79 @@ class ShardingExecutor:
                 self.run.sink.record_gathered(_make_placeholder(outcome), outcome)
 
     def _count_usage(self, line: LedgerLine) -> None:
-        """Add what an execution of a shard has used. Other lines are copies of other ledgers' results."""
+        """Add the usage by an execution of this job's shards. Lines of other writers are ignored."""
         _, job, *numbers = PurePath(line.position.part).name.split("-")
         if job != self._job_id:
             return
         meta = line.to_outcome().meta
-        if self.store.count_occurrence(hashlib.sha256(meta.sandbox_id.encode()).digest()) == 1:
+        is_new_sandbox = self.store.count_occurrence(hashlib.sha256(meta.sandbox_id.encode()).digest()) == 1
+        if is_new_sandbox:
             self.run.usage.sandboxes += 1
         queries = meta.queries
         spent = Usage(queries.calls, queries.prompt_tokens, queries.completion_tokens, queries.cost)
         self.run.usage.model += spent
-        self._shards[int(numbers[0])].spent += spent
+        shard_number = int(numbers[0])
+        self._shards[shard_number].spent += spent
 
     async def _run_shards(self, client: PrefectClient) -> None:
         """Start the shards, and watch them until all executions have an outcome."""
         waiting = self._shards[::-1]
-        clock = asyncio.get_running_loop().time
-        looked_at = answered_at = clock()
+        read_clock = asyncio.get_running_loop().time
+        checked_at = answered_at = read_clock()
         while True:
             if self.run.stop.has_too_many_failures:
                 await self._cancel_active(client)
                 break
             try:
                 await poll_states(client, self._active.values())
-                if clock() - looked_at >= HEARTBEAT_SECONDS:
-                    looked_at = clock()
-                    await self._look_for_signs(client)
+                if read_clock() - checked_at >= HEARTBEAT_SECONDS:
+                    checked_at = read_clock()
+                    await self._check_for_heartbeats(client)
                 await self._gather_outcomes()
                 await self._take_ended(client, waiting)
                 await self._start_waiting(client, waiting)
-                answered_at = clock()
+                answered_at = read_clock()
             except (httpx.HTTPError, OSError):  # The server or the ledger may answer again.
-                if clock() - answered_at > MAX_OUTAGE_SECONDS:
+                if read_clock() - answered_at > MAX_OUTAGE_SECONDS:
                     raise
             self.run.sink.raise_error()
             if not self._active and not waiting:
                 break
             await asyncio.sleep(POLL_INTERVAL_SECONDS)
-        await asyncio.to_thread(self.run.ledger.close)  # writes the results that came from other ledgers
+        await asyncio.to_thread(self.run.ledger.close)  # This sends the results that came from other ledgers.
         await self._gather_outcomes()
         self.run.sink.raise_error()
         if self.run.stop.has_too_many_failures:
             await self._fail_unfinished(self._shards, self.run.stop.build_error)
 
-    async def _look_for_signs(self, client: PrefectClient) -> None:
-        """Count the workers, look for heartbeats of the shards, and warn if none has run for some time."""
+    async def _check_for_heartbeats(self, client: PrefectClient) -> None:
+        """Count the workers, look for heartbeats of the shards, and warn if no shard has run for some time."""
         await self.plan.count_workers(client)
         shards = list(self._active.values())
         await look_for_heartbeats(client, shards)
-        is_idle = shards and not any(shard.is_running for shard in shards)
-        self._idle_looks = self._idle_looks + 1 if is_idle else 0
-        if self._idle_looks == MAX_IDLE_LOOKS:
-            self._idle_looks = 0
+        is_idle = len(shards) > 0 and not any(shard.is_running for shard in shards)
+        self._idle_checks = self._idle_checks + 1 if is_idle else 0
+        if self._idle_checks == MAX_IDLE_CHECKS:
+            self._idle_checks = 0
             self.run.sink.warn(
-                f"no shard has run for {MAX_IDLE_LOOKS * HEARTBEAT_SECONDS} s, and the work pool {self.plan.pool} has "
+                f"no shard has run for {MAX_IDLE_CHECKS * HEARTBEAT_SECONDS} s, and the work pool {self.plan.pool} has "
                 f"{self.plan.online_workers} workers: start one with a --limit of at least 2, and resume the pool, "
                 "its queue and the deployment if they are paused"
             )
 
     async def _start_waiting(self, client: PrefectClient, waiting: list[Shard]) -> None:
-        """Start waiting shards, the last first, while there is room for them."""
+        """Start waiting shards from the end of the list, while there is room for them."""
         while waiting and len(self._active) < self.plan.compute_max_active():
             shard = waiting.pop()
-            if self._count_unfinished(shard):
-                try:
-                    # The end of the job finds the flow runs that exist by then.
-                    await run_shielded(self._start_attempt(client, shard))
-                except (httpx.HTTPError, OSError):
-                    waiting.append(shard)
-                    shard.attempt -= 1
-                    raise
+            if not self._count_unfinished(shard):
+                continue
+            try:
+                # Without a shield, a cancelled job might not find a flow run that it has just created.
+                await run_shielded(self._start_attempt(client, shard))
+            except (httpx.HTTPError, OSError):
+                waiting.append(shard)
+                shard.attempt -= 1
+                raise
 
     def _count_unfinished(self, shard: Shard) -> int:
         return self.store.count_unfinished(shard.start, shard.stop)
@@ -216,15 +228,16 @@ class ShardingExecutor:
         provider, noun = self.run.provider, self.run.plan.report_spec.noun
         files = ShardFiles(self.run.ledger.path, self._job_id, shard.number, shard.attempt)
         header = ShardHeader(len(self._shards), shard.unfinished_at_start, noun, await provider.commit())
-        work = self.store.iterate_unfinished(shard.start, shard.stop)
-        await asyncio.to_thread(files.write_work, header, work)
+        executions = self.store.iterate_unfinished(shard.start, shard.stop)
+        await asyncio.to_thread(files.write_work, header, executions)
         parameters = {
             "work": str(files.work_path),
             "options": asdict(self._build_options(shard)),
             "files_digest": await provider.compute_files_digest(),
         }
-        suffix = f", attempt {shard.attempt}" if shard.attempt > 1 else ""
-        name = f"{flow_run.name} {shard.number + 1} of {len(self._shards)}{suffix}"
+        name = f"{flow_run.name} {shard.number + 1} of {len(self._shards)}"
+        if shard.attempt > 1:
+            name += f", attempt {shard.attempt}"
         run = await arun_deployment(
             self.plan.deployment_id,
             client=client,
@@ -234,41 +247,43 @@ class ShardingExecutor:
             idempotency_key=parameters["work"],
             job_variables={"env": HEARTBEAT_ENVIRONMENT},
         )
-        shard.run_id, shard.state, shard.silent_looks = run.id, run.state, 0
+        shard.run_id, shard.state, shard.silent_checks = run.id, run.state, 0
         self._active[shard.number] = shard
 
     def _build_options(self, shard: Shard) -> Options:
         """Return the job's parameters for one shard."""
         options = self.run.options
-        ends_at = self.run.stop.ends_at
-        # Earlier rounds of this job, such as the chunks before their reduction, have used a part of the limits.
-        spent = shard.spent
-        used = self.run.usage.model - sum((other.spent for other in self._shards), Usage())
-
-        def divide(limit: float | None, used: float, spent: float) -> float | None:
-            return None if limit is None else max(0.0, (limit - used) / len(self._shards) - spent)
-
-        calls = divide(options.max_total_llm_calls, used.calls, spent.calls)
-        tokens = divide(options.max_total_llm_tokens, used.tokens, spent.tokens)
+        deadline = None
+        if self.run.stop.ends_at is not None:
+            deadline = max(1.0, self.run.stop.ends_at - asyncio.get_running_loop().time())
         per_task = math.ceil(max(self.run.plan.total / MAX_JOB_TASK_RUNS, shard.unfinished_at_start / MAX_TASK_RUNS))
+        # Earlier rounds of this job, such as the chunks before their reduction, have used a part of the limits.
+        before = self.run.usage.model - sum((other.spent for other in self._shards), Usage())
+        spent = shard.spent
+        calls = self._divide_limit(options.max_total_llm_calls, before.calls, spent.calls)
+        tokens = self._divide_limit(options.max_total_llm_tokens, before.tokens, spent.tokens)
         return replace(
             options,
             prepare=None if options.preparation is None else options.preparation.code,
             check=options.check_code,
             on_failure="return",
             max_failures=self.run.stop.failure_limit,
-            deadline=None if ends_at is None else max(1.0, ends_at - asyncio.get_running_loop().time()),
+            deadline=deadline,
             executions_per_task=options.executions_per_task or per_task,
             cache_results=False,
             results_path=str(self.run.ledger.path),
             shards=None,
             max_total_llm_calls=None if calls is None else int(calls),
             max_total_llm_tokens=None if tokens is None else int(tokens),
-            max_cost=divide(options.max_cost, used.cost or 0.0, spent.cost or 0.0),
+            max_cost=self._divide_limit(options.max_cost, before.cost or 0.0, spent.cost or 0.0),
         )
 
+    def _divide_limit(self, limit: float | None, before: float, spent: float) -> float | None:
+        """Return a shard's equal part of a limit, without the usage before this round and that of the shard itself."""
+        return None if limit is None else max(0.0, (limit - before) / len(self._shards) - spent)
+
     async def _take_ended(self, client: PrefectClient, waiting: list[Shard]) -> None:
-        """Take the ended shards from the active ones, and add to `waiting` those that ended without all outcomes."""
+        """Remove the ended shards from the active ones, and add those without all outcomes to `waiting`."""
         for shard in list(self._active.values()):
             if await self._has_ended(client, shard):
                 del self._active[shard.number]
@@ -276,7 +291,7 @@ class ShardingExecutor:
                     waiting.append(shard)
 
     async def _has_ended(self, client: PrefectClient, shard: Shard) -> bool:
-        """Return whether an attempt has ended, or counts as dead. Raises an error that ends the whole job."""
+        """Return whether an attempt has ended, or counts as dead. Raise an error of the shard that ends the job."""
         if shard.state is None:
             await self._settle_attempt(shard, "its flow run was deleted")
             return True
@@ -287,18 +302,18 @@ class ShardingExecutor:
                 await self._gather_outcomes()
             await self._settle_attempt(shard, f"{shard.state.name}: {shard.state.message}")
             return True
-        max_looks = MAX_SILENT_LOOKS if shard.is_running else self.plan.start_timeout_seconds / HEARTBEAT_SECONDS
-        if shard.run_id is not None and shard.has_started and shard.silent_looks >= max_looks:
+        max_checks = MAX_SILENT_CHECKS if shard.is_running else self.plan.start_timeout_seconds / HEARTBEAT_SECONDS
+        if shard.run_id is not None and shard.has_started and shard.silent_checks >= max_checks:
             with suppress(httpx.HTTPError, ObjectNotFound):
                 # If the process still lives, it ends when it reads this state.
                 crashed = Crashed(message="its process or worker ended: no sign of life")
                 await client.set_flow_run_state(shard.run_id, crashed, force=True)
-            await self._settle_attempt(shard, f"no sign of life for {shard.silent_looks * HEARTBEAT_SECONDS} s")
+            await self._settle_attempt(shard, f"no sign of life for {shard.silent_checks * HEARTBEAT_SECONDS} s")
             return True
         return False
 
     async def _gather_last_outcomes(self, shard: Shard) -> None:
-        """Record all that a completed attempt has written. A network file system may show it late."""
+        """Record the outcomes of a completed attempt. Wait for those that a network file system shows late."""
         give_up_at = asyncio.get_running_loop().time() + GATHER_SECONDS
         while True:
             await self._gather_outcomes()
@@ -308,23 +323,29 @@ class ShardingExecutor:
             await asyncio.sleep(POLL_INTERVAL_SECONDS)
 
     async def _settle_attempt(self, shard: Shard, reason: str) -> None:
-        """Decide whether the rest of an ended attempt is run again or fails. Raises an error that ends the job."""
-        unfinished, number = self._count_unfinished(shard), shard.number + 1
-        name, message = ("", "") if shard.state is None else (shard.state.name, shard.state.message)
-        shard.fruitless_attempts = 0 if unfinished < shard.unfinished_at_start else shard.fruitless_attempts + 1
-        if not unfinished or self.run.stop.has_too_many_failures:
+        """Fail the unfinished executions of an ended attempt, unless another attempt may run them.
+
+        Raises an error of the shard that would be raised on every worker, and ends the job.
+        """
+        unfinished_count, number = self._count_unfinished(shard), shard.number + 1
+        has_outcomes = unfinished_count < shard.unfinished_at_start
+        shard.fruitless_attempts = 0 if has_outcomes else shard.fruitless_attempts + 1
+        if not unfinished_count or self.run.stop.has_too_many_failures:
             return
-        for kind in (ConfigurationError, PrepareError):  # These would be raised on every worker.
-            if name == kind.__name__:
+        state_name, message = "", ""
+        if shard.state is not None:
+            state_name, message = shard.state.name, shard.state.message
+        for kind in (ConfigurationError, PrepareError):
+            if state_name == kind.__name__:
                 raise kind(f"shard {number}: {message}")
-        if name == DeadlineExceeded.__name__:
+        if state_name == DeadlineExceeded.__name__:
             await self._fail_unfinished([shard], self.run.stop.build_error)
-        elif name == "Cancelled" or shard.fruitless_attempts >= MAX_FRUITLESS_ATTEMPTS:
+        elif state_name == "Cancelled" or shard.fruitless_attempts >= MAX_FRUITLESS_ATTEMPTS:
             text = f"not finished: its shard, number {number}, ended without a result: {reason}"
             await self._fail_unfinished([shard], lambda _: NotRun(text))
         else:
             text = "shard %d ended with %d executions left, and is started again: %s"
-            self.run.log.warning(text, number, unfinished, reason)
+            self.run.log.warning(text, number, unfinished_count, reason)
 
     async def _fail_unfinished(self, shards: list[Shard], build_error: Callable[[Execution], RlmBatchError]) -> None:
         """Record a failure for each execution of these shards that has no outcome."""
@@ -357,5 +378,5 @@ class ShardingExecutor:
 
 
 def _make_placeholder(outcome: Outcome) -> Execution:
-    """Return an execution with what the sink needs of one that ran elsewhere."""
+    """Return an execution for the sink, in the place of the one with this outcome that ran elsewhere."""
     return Execution(outcome.meta.index or 0, "", outcome.meta.variables, "")

@@ -47,11 +47,11 @@ class Shard:
     attempt: int = 0
     run_id: UUID | None = None
     state: Any = None  # the last known state of the flow run; None if the server has no such run
-    last_sign: UUID | None = None  # the latest state or event of the flow run at the last look for heartbeats
-    silent_looks: int = 0  # looks in a row without a new state or event
+    last_sign: UUID | None = None  # the flow run's latest state or event at the last check for heartbeats
+    silent_checks: int = 0  # checks for heartbeats in a row without a new state or event
     unfinished_at_start: int = 0  # executions without an outcome when the attempt began
-    fruitless_attempts: int = 0  # the number of attempts in a row without any outcome
-    spent: Usage = field(default_factory=Usage)  # usage by all attempts that the ledger has
+    fruitless_attempts: int = 0  # attempts in a row without any outcome
+    spent: Usage = field(default_factory=Usage)  # the usage of models by all attempts, as far as the ledger has it
 
     @property
     def has_ended(self) -> bool:
@@ -70,7 +70,7 @@ class Shard:
 
 
 async def poll_states(client: PrefectClient, shards: Iterable[Shard]) -> None:
-    """Update `state` of shards. Raises httpx.HTTPError."""
+    """Update `state` of shards. Raises httpx.HTTPError if the server does not answer."""
     by_id = {shard.run_id: shard for shard in shards if shard.run_id is not None}
     runs = await read_flow_runs(client, by_id)
     for run_id, shard in by_id.items():
@@ -78,37 +78,44 @@ async def poll_states(client: PrefectClient, shards: Iterable[Shard]) -> None:
 
 
 async def look_for_heartbeats(client: PrefectClient, shards: Iterable[Shard]) -> None:
-    """Update `silent_looks` of shards: a heartbeat is an event of a running shard. Raises httpx.HTTPError."""
+    """Update `silent_checks` of shards. A heartbeat is an event of a running shard.
+
+    Raises httpx.HTTPError if the server does not answer.
+    """
     for shard in list(shards):
         sign = None if shard.state is None else shard.state.id
         if shard.is_running:
             of_this_run = EventAnyResourceFilter(id=[f"prefect.flow-run.{shard.run_id}"])
             page = await client.read_events(EventFilter(any_resource=of_this_run), limit=1)
-            sign = next((event.id for event in page.events), sign)  # the latest event
-        shard.silent_looks = shard.silent_looks + 1 if sign == shard.last_sign else 0
+            if page.events:
+                sign = page.events[0].id  # the latest event
+        shard.silent_checks = shard.silent_checks + 1 if sign == shard.last_sign else 0
         shard.last_sign = sign
 
 
 async def cancel_runs(client: PrefectClient, jobs: Iterable[UUID]) -> set[UUID]:
-    """Cancel the unfinished shards of jobs. Jobs and shards are ids of flow runs. Raises httpx.HTTPError.
+    """Cancel the unfinished shards of the flow runs with these ids, and return the ids of the shards' flow runs.
 
-    A running flow run becomes Cancelling, and any other Cancelled: a worker ignores Cancelling while it starts the
-    process (Prefect 3.8). If the process of a cancelled run still starts, it finds the cancellation, and ends.
+    A running shard becomes Cancelling, and any other Cancelled: a worker ignores Cancelling while it starts the process
+    (Prefect 3.8). If the process of a cancelled shard still starts, it finds the cancellation, and ends.
+
+    Raises httpx.HTTPError if the server does not answer.
     """
-    only = FlowRunFilter(
+    unfinished_shards = FlowRunFilter(
         parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=list(jobs)),
         state=FlowRunFilterState(type=FlowRunFilterStateType(any_=list(UNFINISHED_STATES))),
     )
-    asked = set[UUID]()
-    while runs := await client.read_flow_runs(flow_run_filter=only, limit=PAGE_SIZE):
-        if not (new := [run for run in runs if run.id not in asked]):
-            break
-        for run in new:
-            asked.add(run.id)
+    cancelled: set[UUID] = set()
+    while True:
+        page = await client.read_flow_runs(flow_run_filter=unfinished_shards, limit=PAGE_SIZE)
+        runs = [run for run in page if run.id not in cancelled]
+        if not runs:
+            return cancelled
+        for run in runs:
+            cancelled.add(run.id)
             has_begun = run.state_type not in (StateType.SCHEDULED, StateType.PENDING)
             with suppress(ObjectNotFound):
                 await client.set_flow_run_state(run.id, Cancelling() if has_begun else Cancelled())
-    return asked
 
 
 async def cancel_shards(flow: Flow[Any, Any], flow_run: FlowRun, state: State[Any]) -> None:

@@ -28,18 +28,13 @@ MAX_ACTIVE_OUTSIDE_WORKERS = 32  # active shards, if the worker does not run the
 
 @dataclass(slots=True)
 class ShardPlan:
-    """The work pool in which a job's shards run, their deployment, and their number.
-
-    `free_places` is the number of flow runs that the pool takes in addition to this one; None without a limit.
-    `needs_workers` is False if a service starts the runs of the pool without workers. `runs_in_worker` is True if the
-    worker runs them as its child processes. Other workers start containers or machines, which takes longer.
-    """
+    """The work pool in which a job's shards run, their deployment, and their number."""
 
     deployment_id: UUID
     pool: str
-    free_places: int | None
-    needs_workers: bool
-    runs_in_worker: bool
+    free_places: int | None  # flow runs that the pool takes in addition to this one; None without a limit
+    needs_workers: bool  # False if a service starts the runs of the pool without workers
+    runs_in_worker: bool  # True if the worker's child processes run them; containers and machines start more slowly
     online_workers: int = 1
     shard_count: int = 1
 
@@ -50,8 +45,8 @@ class ShardPlan:
 
     @property
     def start_timeout_seconds(self) -> float:
-        """The time that a shard may take from its start by a worker to its first heartbeat."""
-        return 120.0 if self.runs_in_worker else 900.0  # an image may have to be fetched first
+        """The seconds that a shard may take from its start by a worker to its first heartbeat."""
+        return 120.0 if self.runs_in_worker else 900.0  # An image may have to be fetched first.
 
     async def count_workers(self, client: PrefectClient) -> None:
         """Update the number of workers that have reported to the server recently."""
@@ -60,13 +55,13 @@ class ShardPlan:
             self.online_workers = sum(worker.status == WorkerStatus.ONLINE for worker in workers)
 
     def compute_max_active(self) -> int:
-        """Return how many shards may be active at one time.
+        """Return how many shards may be active at one time: at most as many as the pool has places for.
 
-        A worker that runs shards itself gets one shard to run and one that is ready. If shards run outside of the
-        workers, such as in containers, the number of workers is no limit. The pool's own limit always holds.
+        A worker that runs shards itself gets one shard to run and one that waits. If shards run outside of the workers,
+        such as in containers, the number of workers is no limit.
         """
         limit = max(2, 2 * self.online_workers) if self.runs_in_worker else MAX_ACTIVE_OUTSIDE_WORKERS
-        return min(limit, self.free_places or limit)
+        return limit if self.free_places is None else min(limit, self.free_places)
 
 
 async def plan_shards(shards: int | Literal["auto"], total: int, log: Logger) -> ShardPlan:
@@ -79,9 +74,10 @@ async def plan_shards(shards: int | Literal["auto"], total: int, log: Logger) ->
 
 
 def compute_shard_count(shards: int | Literal["auto"], total: int, online_workers: int) -> int:
-    """Return the number of shards: `shards`, or with "auto" enough for the size of the job and for its workers."""
-    enough = max(math.ceil(total / DEFAULT_EXECUTIONS_PER_SHARD), online_workers)
-    return min(total, enough if shards == "auto" else shards)
+    """Return the number of shards, at most one for each execution. "auto" depends on the job's size and the workers."""
+    if shards == "auto":
+        shards = max(math.ceil(total / DEFAULT_EXECUTIONS_PER_SHARD), online_workers)
+    return min(total, shards)
 
 
 async def _find_work_pool(client: PrefectClient) -> ShardPlan:
@@ -96,20 +92,24 @@ async def _find_work_pool(client: PrefectClient) -> ShardPlan:
     name = deployment.work_pool_name or ""
     pool = await client.read_work_pool(name)
     queue = await client.read_work_queue_by_name(deployment.work_queue_name or "default", work_pool_name=name)
-    # This flow run takes a place if it is of the same pool or queue.
     context = FlowRunContext.get()
     run = None if context is None else context.flow_run
+    # This flow run takes a place itself if it is in the same pool or queue.
     is_in_pool = run is not None and run.work_pool_name == name
     is_in_queue = is_in_pool and run is not None and run.work_queue_name == queue.name
-    limits = [(pool.concurrency_limit, is_in_pool), (queue.concurrency_limit, is_in_queue)]
-    places = min((limit - taken for limit, taken in limits if limit is not None), default=None)
-    if places is not None and places < 1:
+    places: list[int] = []
+    if pool.concurrency_limit is not None:
+        places.append(pool.concurrency_limit - is_in_pool)
+    if queue.concurrency_limit is not None:
+        places.append(queue.concurrency_limit - is_in_queue)
+    free_places = min(places) if places else None
+    if free_places is not None and free_places < 1:
         raise ConfigurationError(
             f"the work pool {name} or its queue {queue.name} allows only one flow run at a time: raise "
             "its concurrency limit to 2 or more"
         )
     needs_workers = not (pool.is_push_pool or pool.is_managed_pool)
-    return ShardPlan(deployment.id, name, places, needs_workers, pool.type == "process")
+    return ShardPlan(deployment.id, name, free_places, needs_workers, runs_in_worker=pool.type == "process")
 
 
 async def _wait_for_worker(client: PrefectClient, plan: ShardPlan, log: Logger) -> None:

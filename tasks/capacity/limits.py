@@ -194,17 +194,9 @@ async def open_limits(provider: SandboxProvider, run_id: str) -> AsyncIterator[L
 
 
 async def return_lost_slots(client: PrefectClient, name: str) -> GlobalConcurrencyLimitResponse | None:
-    """Free the slots of a limit if the server has lost its proof, and renew or create the proof.
+    """Free the slots of the limit with a name or id if the server has lost its proof. Renew or create the proof.
 
-    Args:
-        client: The client of the server.
-        name: The limit's name or id.
-
-    Returns:
-        The limit as it was before, if its slots were freed.
-
-    Raises:
-        httpx.HTTPError: The server does not answer.
+    Returns the limit as it was before, if its slots were freed. Raises httpx.HTTPError if the server does not answer.
     """
     # One of these errors means that the limit was deleted, that another process creates the proof at the same time, or
     # that the server refuses Variables.

@@ -201,13 +201,9 @@ class KnownRuns:
         return list(latest.values())
 
     def find(self, text: str) -> RunRecord:
-        """Return the latest start of a run.
+        """Return the latest start of the run with this id or name, or with an id, name or path that begins so.
 
-        Args:
-            text: The run's id or name, or the beginning of its id, name or path.
-
-        Raises:
-            ConfigurationError: There is no such run, or several runs begin with the text.
+        Raises ConfigurationError if there is no such run, or if those of several runs begin so.
         """
         path = os.path.abspath(os.path.expanduser(text)) if os.sep in text else None
         matching: dict[str, RunRecord] = {}  # the latest start by the path of the ledger

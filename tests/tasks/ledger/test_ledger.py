@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -62,31 +61,6 @@ def test_outcomes_are_read_as_they_were_written(ledger):
     assert lines["a"].to_outcome() == success(1)
     error = lines["b"].to_outcome().error
     assert (type(error), str(error), error.type, error.line) == (CodeError, "it failed", "ValueError", 3)
-
-
-def test_writers_have_separate_part_files_and_readers_choose_some_or_all(ledger):
-    other = Ledger(ledger.path, part_prefix="job-0001-")
-    ledger.write_outcome("a", success(1))
-    other.write_outcome("b", success(2))
-    other.close()
-    assert len(list(ledger.path.glob("part-*.jsonl"))) == 2
-    assert set(ledger.load_latest_lines()) == {"a", "b"}
-    assert set(ledger.load_latest_lines("job-0001-")) == {"b"}
-
-
-def test_a_follower_gets_each_complete_line_once(ledger):
-    read_new_lines = partial(ledger.read_new_lines, {})
-    ledger.write_outcome("a", success(1))
-    assert [line.key for line in read_new_lines()] == ["a"]
-    assert list(read_new_lines()) == []
-    ledger.write_outcome("b", success(2))
-    other = Ledger(ledger.path)
-    other.write_outcome("c", success(3))
-    other.close()
-    with open(next(iter(Path(str(other.path)).glob("part-*.jsonl"))), "ab") as torn:
-        torn.write(b'{"key": "d", ')
-    assert {line.key for line in read_new_lines()} == {"b", "c"}
-    assert list(read_new_lines()) == []
 
 
 def test_incomplete_and_damaged_lines_pipes_and_devices_are_skipped(ledger):
@@ -172,16 +146,23 @@ def test_a_line_of_a_newer_version_is_refused_with_the_fix(ledger):
     (part,) = ledger.path.glob("part-*.jsonl")
     outcome, trial = part.read_bytes().replace(b'"version":1', b'"version":2').splitlines(keepends=True)
     refused = pytest.raises(ConfigurationError, match=f"^{part} was written by a newer version .*: upgrade rlm-batch")
+    readers = [
+        ledger.load_latest_lines,
+        lambda: list(ledger.read_search_lines()),
+        ResultIndex(ledger.path.parent).refresh,
+    ]
     for lines in (outcome, trial, outcome[:-10] + b"\n" + outcome):
         part.write_bytes(lines)
-        with refused:
-            ledger.load_latest_lines()
-        with refused:
-            list(ledger.read_search_lines())
-        with refused:
-            ResultIndex(ledger.path.parent).refresh()
+        for read in readers:
+            with refused:
+                read()
     part.write_bytes(outcome[:-10])
     assert ledger.load_latest_lines() == {}
+    ledger.close()
+    answers = part.with_name("answers-a-1.jsonl")
+    answers.write_text('{"version": 2, "status": "answered", "key": "a", "answer": "yes"}\n')
+    with pytest.raises(ConfigurationError, match=f"^{answers} was written by a newer version"):
+        open_answers(ledger.path, ledger.path.parent / "elsewhere")
 
 
 def test_newer_run_records_are_refused_and_damaged_ones_are_skipped(ledger):
@@ -363,14 +344,6 @@ def test_answers_in_a_bucket_are_found_by_the_same_and_later_runs(s3: Any, tmp_p
     first.close()
     later = open_answers("s3://results/answers/job", tmp_path)
     assert [later.find_answer(key) for key in "ab"] == ["yes", None]
-
-
-def test_an_answer_of_a_newer_version_is_refused(tmp_path: Path):
-    open_answers(tmp_path / "one", tmp_path).add_answer("a", "model", "yes")
-    (part,) = (tmp_path / "one").glob("answers-*.jsonl")
-    part.write_bytes(part.read_bytes().replace(b'"version":1', b'"version":2'))
-    with pytest.raises(ConfigurationError, match=f"^{part} was written by a newer version .*: upgrade rlm-batch"):
-        open_answers(tmp_path / "one", tmp_path / "elsewhere")
 
 
 @pytest.mark.anyio

@@ -35,17 +35,6 @@ def test_a_shard_reads_the_work_that_its_job_wrote(files):
     assert list(executions) == EXECUTIONS
 
 
-def test_the_executions_without_a_result_are_cut_into_equal_shards(tmp_path):
-    store = ShardStore(ledger=Ledger(tmp_path))
-    for execution in assign_keys([("a", {"x": x}) for x in range(10)], {}):
-        store.add_execution(execution)
-        if execution.index in (0, 1, 5):
-            store.add_outcome(execution, Result({}, Meta(index=execution.index)))
-    assert store.find_starts(0, 10, 3) == [2, 6, 9]
-    assert store.find_starts(0, 10, 100) == [2, 3, 4, 6, 7, 8, 9]
-    assert store.find_starts(0, 2, 3) == []
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -55,15 +44,12 @@ def test_the_executions_without_a_result_are_cut_into_equal_shards(tmp_path):
         ('{"version": 9, "later": true}\n', r"^\S+jsonl was written by a newer version .*: upgrade rlm-batch"),
     ],
 )
-def test_damaged_or_newer_work_is_a_one_sentence_error(files, text, message):
+def test_damaged_newer_or_foreign_work_is_a_one_sentence_error(files, text, message):
     write_file(files.work_path, text.encode())
     with pytest.raises(ConfigurationError, match=message):
         files.read_work()
-
-
-def test_a_file_that_is_not_shard_work_is_refused(tmp_path):
     with pytest.raises(ConfigurationError, match="is not a shard's work"):
-        ShardFiles.from_work_path(str(tmp_path / "inputs.jsonl"))
+        ShardFiles.from_work_path(str(files.ledger / "inputs.jsonl"))
 
 
 @pytest.fixture
@@ -89,22 +75,6 @@ def result(value):
     return Result({"y": value}, Meta(index=99, submitted=True))
 
 
-def test_outcomes_keep_the_order_of_the_executions(ledger):
-    executions = make_executions(20)
-    store, read_new_lines = make_store(ledger, executions), partial(ledger.read_new_lines, {})
-    for execution in reversed(executions):
-        ledger.write_outcome(execution.key, result(execution.index))
-        for line in read_new_lines():
-            store.record_line(line)
-    assert [outcome["y"] for outcome in store.outcomes] == list(range(20))
-    assert [outcome.meta.index for outcome in store.outcomes] == list(range(20))
-    assert store.outcomes[-1]["y"] == 19
-    assert [outcome["y"] for outcome in store.outcomes[5:8]] == [5, 6, 7]
-    assert [outcome["y"] for outcome in store.outcomes[::-7]] == [19, 12, 5]
-    with pytest.raises(IndexError):
-        store.outcomes[20]
-
-
 def test_an_outcome_is_announced_once_and_success_replaces_failure(ledger):
     (execution,) = make_executions(1)
     store, read_new_lines = make_store(ledger, [execution]), partial(ledger.read_new_lines, {})
@@ -115,17 +85,6 @@ def test_an_outcome_is_announced_once_and_success_replaces_failure(ledger):
     assert [outcome is not None for outcome in outcomes] == [True, False, False, False]
     assert [outcome["y"] for outcome in store.outcomes] == [1]
     assert len(store.failures) == 0
-
-
-def test_undone_executions_are_those_without_an_outcome(ledger):
-    store = make_store(ledger, EXECUTIONS)
-    assert list(store.iterate_unfinished(30, 33)) == EXECUTIONS
-    ledger.write_outcome(EXECUTIONS[0].key, result(1))
-    for line in ledger.read_lines():
-        store.record_line(line)
-    assert list(store.iterate_unfinished(30, 33)) == EXECUTIONS[1:]
-    assert list(store.iterate_unfinished(32, 33)) == EXECUTIONS[2:]
-    assert store.count_unfinished(30, 33) == 2
 
 
 def test_outcomes_of_a_deleted_ledger_raise_an_error_that_names_it(ledger):
@@ -140,11 +99,27 @@ def test_outcomes_of_a_deleted_ledger_raise_an_error_that_names_it(ledger):
         list(store.outcomes)
 
 
-def test_a_failure_outside_the_ledger_is_among_the_outcomes(ledger):
-    first, second = make_executions(2)
-    store = make_store(ledger, [first])
-    for execution in (first, second):
+def test_the_store_has_the_outcomes_in_order_and_cuts_the_rest_into_equal_shards(ledger):
+    executions = make_executions(10)
+    store, read_new_lines = make_store(ledger, executions[:9]), partial(ledger.read_new_lines, {})
+    for index in (5, 1, 0):
+        ledger.write_outcome(executions[index].key, result(index))
+        for line in read_new_lines():
+            store.record_line(line)
+    assert [execution.index for execution in store.iterate_unfinished(0, 9)] == [2, 3, 4, 6, 7, 8]
+    assert list(store.iterate_unfinished(8, 9)) == executions[8:9]
+    assert store.count_unfinished(0, 9) == 6
+    assert store.find_starts(0, 9, 3) == [2, 4, 7]
+    assert store.find_starts(0, 9, 100) == [2, 3, 4, 6, 7, 8]
+    assert store.find_starts(0, 2, 3) == []
+    for execution in executions[8:]:  # The last one is not among the store's executions.
         store.add_outcome(execution, Failure(NotRun("not run"), Meta(index=execution.index)))
+    assert [outcome.meta.index for outcome in store.outcomes] == [0, 1, 5, 8, 9]
+    assert [outcome["y"] for outcome in store.outcomes[:3]] == [0, 1, 5]
+    assert [outcome.meta.index for outcome in store.outcomes[::-2]] == [9, 5, 0]
+    assert store.outcomes[-1].meta.index == 9
     assert [type(failure.error) for failure in store.failures] == [NotRun, NotRun]
-    assert 1 in store
-    assert 2 not in store
+    assert 9 in store
+    assert 7 not in store
+    with pytest.raises(IndexError):
+        store.outcomes[20]
