@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """Every execution's outcome, in order, the path of the ledger, and the run's objectives and repeats."""
+    """The outcomes of a flow run, from which its report is built."""
 
-    results: Sequence[Outcome]
-    failures: Sequence[Failure]  # The final failures among the results.
+    results: Sequence[Outcome]  # of every execution, in order
+    failures: Sequence[Failure]  # those among the results
     results_path: str
     spec: ReportSpec
 
 
 @dataclass(frozen=True, slots=True)
 class CodeForEach:
-    """One piece of code with each of many inputs. It can be read again, for a flow run that Prefect retries."""
+    """One piece of code with each of many inputs. It can be iterated again, for a flow run that Prefect retries."""
 
     code: str
     inputs: Iterable[dict[str, Any]]
@@ -47,14 +47,16 @@ MAX_LABEL_CHARACTERS = 130
 
 
 def label_execution(noun: str, execution: Execution) -> str:
-    """Return a label with the execution's number, and the values of a trial's variables, or with a chunk's id."""
+    """Return an execution's label: its number, for a trial also its variables, and for a chunk the chunk's id."""
     text = f"{noun} {execution.index}"
     if noun == "trial":
         text += f": {format_variables(execution.variables)}"
     elif noun == "chunk":
         chunk_id = execution.variables.get("chunk_id")
         text = "reduce" if chunk_id is None else f"chunk {escape_text(chunk_id)}"
-    return text if len(text) <= MAX_LABEL_CHARACTERS else f"{text[: MAX_LABEL_CHARACTERS - 3]}..."
+    if len(text) > MAX_LABEL_CHARACTERS:
+        text = f"{text[: MAX_LABEL_CHARACTERS - 3]}..."
+    return text
 
 
 LABEL: Label = partial(label_execution, "execution")
@@ -65,7 +67,7 @@ class Plan:
     """The plan of one flow run: its executions, and what only their flow knows."""
 
     total: int
-    items: Iterable[Item] = ()  # They are read again if Prefect retries the flow run.
+    items: Iterable[Item] = ()  # iterated again if Prefect retries the flow run
     execute: Callable[[Run], Awaitable[None]] | None = None  # None: execute all items in any order
     label: Label = LABEL  # names an execution's task run
     report_spec: ReportSpec = field(default_factory=ReportSpec)

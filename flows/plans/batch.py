@@ -69,8 +69,8 @@ class BatchParameters(Options, FlowParameters[OutcomesReport]):
             return plan_items([(code, {}) for code in codes], len(codes), spec, options, runs_each_code=True)
         if isinstance(self.code, list) or len(codes) > 1:
             raise ConfigurationError("`inputs` needs one piece of code, and there is a list")
-        files: MatchedFiles | None = None
         inputs: Inputs
+        file_settings: dict[str, Any] = {}
         if isinstance(source, str) and is_pattern(source):
             refuse_types(self.types)
             if self.shards is not None:
@@ -78,7 +78,8 @@ class BatchParameters(Options, FlowParameters[OutcomesReport]):
                     "`inputs` is a pattern of files of this machine, and shards run on others: put "
                     "the files on a volume and pass their paths"
                 )
-            inputs = files = MatchedFiles(source, report)
+            inputs = MatchedFiles(source, report)
+            file_settings = {"find_uploads": inputs.find_uploads, "digests": inputs.digests}
         else:
             inputs = read_inputs(source, self.types, options.locate_ledger(run_ledger))
         check_variables(codes[0], inputs, options, self.repeats)
@@ -89,8 +90,7 @@ class BatchParameters(Options, FlowParameters[OutcomesReport]):
             spec,
             options,
             column_types=get_column_types(inputs),
-            find_uploads=None if files is None else files.find_uploads,
-            digests=None if files is None else files.digests,
+            **file_settings,
         )
 
     def build_report(self, outcomes: Outcomes) -> OutcomesReport:

@@ -13,7 +13,6 @@ from pydantic.dataclasses import dataclass as parameter_model
 
 from ...blocks.storage.location import PathOrLocation
 from ...blocks.volume import check_volume_name
-from ...sandbox.driver_settings import Preparation
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.outcomes.text_escape import escape_text
 from ...sandbox.requests.execution_request import EncodedVariable, encode_variable
@@ -40,6 +39,10 @@ from ..reports import Report, describe_outcome
 
 if TYPE_CHECKING:
     from ..engine.run import Run
+
+
+CHUNK_VARIABLES = ("chunk_id", "data")
+MAX_IDS = 10  # chunks that a note names
 
 
 @dataclass(frozen=True)
@@ -71,19 +74,23 @@ class ChunksReport(Report[Outcome]):
     @classmethod
     def from_outcomes(cls, outcomes: Outcomes, count: int) -> Self:
         """Return the report. The first `count` outcomes belong to the chunks, and the next one to the reduction."""
-        places: dict[str, int] = {}
-        writers: dict[str, dict[str, None]] = {}
         spec = outcomes.spec
-        for place, outcome in enumerate(itertools.islice(outcomes.results, count)):
+        results, repeated = outcomes.results, ()
+        if spec.repeats is not None:
+            repeated = outcomes.results[:count]
+            results = list(group_outcomes(repeated, spec))
+        positions: dict[str, int] = {}
+        writers: dict[str, list[str]] = {}  # ids of chunks by the file that they wrote
+        for index, outcome in enumerate(itertools.islice(outcomes.results, count)):
             chunk_id = str(outcome.meta.variables["chunk_id"])
-            places[chunk_id] = place if spec.repeats is None else place // spec.repeats.count
+            positions[chunk_id] = index if spec.repeats is None else index // spec.repeats.count
             for path in outcome.meta.files:
-                writers.setdefault(path, {})[chunk_id] = None
-        overlaps = {path: list(ids) for path, ids in writers.items() if len(ids) > 1}
+                ids = writers.setdefault(path, [])
+                if chunk_id not in ids[-1:]:  # Repeats of a chunk follow each other.
+                    ids.append(chunk_id)
+        overlaps = {path: ids for path, ids in writers.items() if len(ids) > 1}
         reduction = outcomes.results[count] if len(outcomes.results) > count else None
-        repeated = () if spec.repeats is None else outcomes.results[:count]
-        results = outcomes.results if spec.repeats is None else list(group_outcomes(repeated, spec))
-        return cls(_ById(places, results), reduction, overlaps, outcomes.results_path, spec, repeated)
+        return cls(_ById(positions, results), reduction, overlaps, outcomes.results_path, spec, repeated)
 
     @property
     def rows_outcomes(self) -> Collection[Outcome]:
@@ -116,7 +123,9 @@ class ChunksReport(Report[Outcome]):
         """Return a sentence about each file that several chunks wrote."""
         notes: list[str] = []
         for path, ids in self.overlaps.items():
-            shown = ", ".join(ids[:10]) + (f" and {len(ids) - 10} more" if len(ids) > 10 else "")
+            shown = ", ".join(ids[:MAX_IDS])
+            if len(ids) > MAX_IDS:
+                shown += f" and {len(ids) - MAX_IDS} more"
             note = f"several chunks ({shown}) wrote {path} on the volume, and only the last content remains"
             notes.append(escape_text(f"{note}: use chunk_id in the file's name"))
         return notes
@@ -133,19 +142,19 @@ class ChunksReport(Report[Outcome]):
 
 
 class _ById(Mapping[str, Outcome]):
-    """A view of a sequence of outcomes as a mapping from chunk ids, in order. It copies no outcomes."""
+    """A mapping from chunk ids to outcomes, which reads an outcome of a sharded job only when it is used."""
 
-    def __init__(self, places: dict[str, int], outcomes: Sequence[Outcome]) -> None:
-        self._places, self._outcomes = places, outcomes
+    def __init__(self, positions: dict[str, int], outcomes: Sequence[Outcome]) -> None:
+        self._positions, self._outcomes = positions, outcomes
 
     def __getitem__(self, chunk_id: str) -> Outcome:
-        return self._outcomes[self._places[chunk_id]]
+        return self._outcomes[self._positions[chunk_id]]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
+        return iter(self._positions)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._positions)
 
 
 @parameter_model(frozen=True)
@@ -212,9 +221,9 @@ class ChunksParameters(Options, FlowParameters[ChunksReport]):
         code = read_text_reference(self.code)
         reduce = None if self.reduce is None else read_text_reference(self.reduce)
         options = self.options
-        provided = ("chunk_id", "data") if self.repeats is None else ("chunk_id", "data", REPEAT)
+        provided = CHUNK_VARIABLES if self.repeats is None else (*CHUNK_VARIABLES, REPEAT)
         check_provided_variables(code, provided, needs_all=options.preparation is None)
-        check_variables("", [("chunk_id", "data")], options)
+        check_variables("", [CHUNK_VARIABLES], options)
         check_provided_variables(reduce, ("results",), needs_all=options.preparation is None)
         parts = build_chunks(self.chunks, self.data, self.chunk_size, self.types, options.locate_ledger(run_ledger))
         spec = ReportSpec("chunk" if reduce is None else "execution").with_repeats(self.repeats, len(parts))
@@ -239,37 +248,42 @@ async def execute_chunks(code: str, parts: Inputs, reduce: str | None, run: "Run
     repeats = run.plan.report_spec.repeats
     count = len(parts) if repeats is None else repeats.total
     fingerprint = await run.compute_fingerprint()
-    keys = hashlib.sha256()
-    executions = _build_executions(code, parts, repeats, fingerprint, keys, run.preparation)
-    await run.executor.execute_all(executions, run.cache.find_result)
+    hash_of_keys = hashlib.sha256()
+
+    def list_chunks() -> Iterator[Execution]:
+        for execution in _build_executions(run, code, parts, fingerprint):
+            hash_of_keys.update(execution.key.encode())
+            yield execution
+
+    await run.executor.execute_all(list_chunks(), run.cache.find_result)
     if reduce is not None:
-        submitted = await asyncio.to_thread(_collect_submitted, run.store.outcomes, repeats)
-        encoded = {"results": await asyncio.to_thread(_encode, submitted, "the chunks' submitted fields")}
-        key = compute_key(reduce, {}, encoded, add_index({**fingerprint, "chunks": keys.hexdigest()}, count))
-        reduction = Execution(count, reduce, {}, key, encoded, is_checked=False)
-        if failed := run.store.failures:
-            run.skip([reduction], f"{len(failed)} of {count} executions have no result")
-        else:
-            await run.executor.execute_all(iter([reduction]), run.cache.find_result)
+        fingerprint = {**fingerprint, "chunks": hash_of_keys.hexdigest()}
+        await _execute_reduction(run, reduce, count, fingerprint)
     report = ChunksReport.from_outcomes(run.collect_outcomes(), count)
     for note in report.list_overlaps():
         run.log.warning("%s", note)
 
 
-def _build_executions(
-    code: str,
-    parts: Inputs,
-    repeats: Repeats | None,
-    fingerprint: dict[str, Any],
-    keys: Any,
-    preparation: Preparation | None,
-) -> Iterator[Execution]:
-    """Yield the executions of the chunks, and add the key of each to the hash `keys`.
+async def _execute_reduction(run: "Run", reduce: str, count: int, fingerprint: dict[str, Any]) -> None:
+    """Execute the reduction of `count` executions, or skip it if one of them failed."""
+    submitted = await asyncio.to_thread(_collect_submitted, run.store.outcomes, run.plan.report_spec.repeats)
+    encoded = {"results": await asyncio.to_thread(_encode, submitted, "the chunks' submitted fields")}
+    key = compute_key(reduce, {}, encoded, add_index(fingerprint, count))
+    reduction = Execution(count, reduce, {}, key, encoded, is_checked=False)
+    failures = run.store.failures
+    if failures:
+        run.skip([reduction], f"{len(failures)} of {count} executions have no result")
+    else:
+        await run.executor.execute_all(iter([reduction]), run.cache.find_result)
+
+
+def _build_executions(run: "Run", code: str, parts: Inputs, fingerprint: dict[str, Any]) -> Iterator[Execution]:
+    """Yield the executions of the chunks.
 
     The first repeat has the key of a job without repeats, unless the code reads the number of the repeat.
     """
-    prepare = None if preparation is None else preparation.code
-    needs_repeat = repeats is not None and reads_repeat(code, prepare)
+    repeats, preparation = run.plan.report_spec.repeats, run.preparation
+    needs_repeat = repeats is not None and reads_repeat(code, preparation and preparation.code)
     count = 1 if repeats is None else repeats.count
     for number, part in enumerate(parts):
         chunk_id = part["chunk_id"]
@@ -280,11 +294,10 @@ def _build_executions(
             variables = {"chunk_id": chunk_id}
             if needs_repeat:
                 variables = add_repeat(variables, repeat)
-            about = add_index(fingerprint, number_seed(index, place))
+            key_settings = add_index(fingerprint, number_seed(index, place))
             if repeat and not needs_repeat:
-                about = {**about, REPEAT: repeat}
-            key = compute_key(code, variables, encoded, about)
-            keys.update(key.encode())
+                key_settings = {**key_settings, REPEAT: repeat}
+            key = compute_key(code, variables, encoded, key_settings)
             yield Execution(index, code, variables, key, encoded, place=place)
 
 

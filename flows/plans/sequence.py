@@ -55,7 +55,7 @@ class SequenceParameters(CodeParameters, FlowParameters[OutcomesReport]):
     def make_plan(self, report: ProgressReport | None = None, run_ledger: PathOrLocation | None = None) -> Plan:
         """Read the steps and return the plan to execute them. Raises ConfigurationError."""
         codes = read_codes(self.steps)
-        check_variables(codes[0], [()], self.options)  # Later steps see its names.
+        check_variables(codes[0], [()], self.options)  # Later steps may use names of earlier ones.
         return Plan(
             total=len(codes),
             items=[(code, {}) for code in codes],
@@ -76,15 +76,15 @@ async def execute_steps(run: "Run") -> None:
     """Execute the steps in order, or take all of their results from the ledger."""
     fingerprint = await run.compute_fingerprint()
     executions: list[Execution] = []
-    key = ""  # It covers all earlier steps, because a step's result depends on them.
+    key = ""  # A step's key depends on the keys of all earlier steps, as its result does.
     for index, (code, _) in enumerate(run.plan.items):
         key = compute_key(code, {}, {}, {**fingerprint, "before": key})
         executions.append(Execution(index, code, {}, key))
     # Results of only some steps are of no use: the other steps need the state, which is not in the ledger.
     results = [run.cache.find_result(execution) for execution in executions]
-    is_complete = all(result is not None for result in results)
-    await run.executor.execute_all(
-        iter(executions), lambda execution: results[execution.index] if is_complete else None
-    )
-    if failed := run.store.failures:
-        run.skip(executions, f"step {failed[0].meta.index} failed, and this step depends on it")
+    if None in results:
+        results = [None] * len(executions)
+    await run.executor.execute_all(iter(executions), lambda execution: results[execution.index])
+    failures = run.store.failures
+    if failures:
+        run.skip(executions, f"step {failures[0].meta.index} failed, and this step depends on it")

@@ -13,13 +13,7 @@ from ...sandbox.errors import ConfigurationError
 from ...sandbox.result import Result
 from ...tasks.ledger.run_record import Aggregate, Direction, ReportSpec
 from ..inputs.conversion import Code, GridValues, Items, PathText, SpaceValues, Variables
-from ..inputs.readers import (
-    Grid,
-    Inputs,
-    check_variables,
-    get_column_types,
-    read_inputs,
-)
+from ..inputs.readers import Grid, Inputs, check_variables, get_column_types, read_inputs
 from ..inputs.spilling import read_text_reference
 from ..inputs.tables import ProgressReport
 from ..parameters import CommandLineForm, FlowParameters, Options, RepeatCount, Types
@@ -45,8 +39,7 @@ class SweepParameters(Options, FlowParameters[TrialsReport]):
         The report: the trials in order, and the best of them. With `on_failure="return"`, failed trials are `Failure`.
 
     Raises:
-        ConfigurationError: A parameter is wrong. Nothing has run, or no trial
-            submitted the objective.
+        ConfigurationError: A parameter is wrong, and nothing has run; or no trial submitted the objective.
         ExecutionsFailed: All trials have ended and some failed, with `on_failure="raise"` (the default).
     """
 
@@ -153,17 +146,16 @@ class SweepParameters(Options, FlowParameters[TrialsReport]):
         **dict.fromkeys(("sampler", "seed", "pruner", "start", "stop_at", "stop_after"), "space"),
     }  # fmt: skip
     excludes = {  # noqa: RUF012
-        (
-            "pruner",
-            "check",
-        ): "a pruner reads what the code reports about itself, and with a check only the check judges",
+        ("pruner", "check"): "a pruner reads the code's reports about itself, and with a check only the check judges",
         ("pruner", "repeats"): "a pruner compares single runs",
     }
 
     def make_plan(self, report: ProgressReport | None = None, run_ledger: PathOrLocation | None = None) -> Plan:
         """Read or draw the points, and return the plan to execute them. Raises ConfigurationError."""
         ledger = self.options.locate_ledger(run_ledger)
-        return self._plan_points(ledger) if self.space is None else self._plan_search(report, ledger)
+        if self.space is not None:
+            return self._plan_search(report, ledger)
+        return self._plan_points(ledger)
 
     def _plan_points(self, ledger: PathOrLocation | None) -> Plan:
         points: Inputs = Grid(cast("dict[str, list[Any]]", self.grid))
@@ -175,17 +167,19 @@ class SweepParameters(Options, FlowParameters[TrialsReport]):
 
     def _plan_search(self, report: ProgressReport | None, ledger: PathOrLocation | None) -> Plan:
         code, spec, trials = read_text_reference(self.code), self._make_spec(), self.trials or 0
-        settings = {name: getattr(self, name) for name in CONTINUED}
-        added = continue_search(settings, ledger, self.space, spec.objectives)
-        settings |= {"sampler": self.sampler or "tpe", "seed": self.seed or 0, "constraints": spec.constraints, **added}
+        passed = {name: getattr(self, name) for name in CONTINUED}
+        continued = continue_search(passed, ledger, self.space, spec.objectives)
+        settings = {**passed, **continued, "constraints": spec.constraints}
+        settings["sampler"] = settings["sampler"] or "tpe"
+        settings["seed"] = settings["seed"] or 0
         start = () if self.start is None else tuple(read_inputs(self.start))
         search = plan_search(self.space, trials, start, self.shards, objectives=spec.objectives, **settings)
         check_search(search)
         check_variables(code, search.space.alternatives, self.options, self.repeats)
         if report is not None:
-            if added:
-                words = ", ".join(f"{name} {value}" for name, value in added.items())
-                report(f"the search continues with {words}: pass other values to change that")
+            if continued:
+                described = ", ".join(f"{name} {value}" for name, value in continued.items())
+                report(f"the search continues with {described}: pass other values to change that")
             for line in search.space.describe():
                 report(line)
         return self._plan_trials(
@@ -211,16 +205,18 @@ class SweepParameters(Options, FlowParameters[TrialsReport]):
         )
 
     def _make_spec(self) -> ReportSpec:
-        objectives, names = parse_objectives(self.objective, self.direction), self.constraints or []
-        constraints = (names,) if isinstance(names, str) else tuple(names)
-        return ReportSpec("trial", objectives, self.space, constraints=constraints)
+        objectives = parse_objectives(self.objective, self.direction)
+        constraints = [self.constraints] if isinstance(self.constraints, str) else self.constraints or []
+        return ReportSpec("trial", objectives, self.space, constraints=tuple(constraints))
 
     def build_report(self, outcomes: Outcomes) -> TrialsReport:
         """Return the trials and the best of them. Raises ConfigurationError if none submitted the objective."""
         spec, results_path = outcomes.spec, outcomes.results_path
         report = TrialsReport(outcomes.results, results_path, spec)
+        if report.best_trials or not spec.objectives:
+            return report
         # Read one trial at a time, because memory may not hold all trials of a sharded job.
-        for trial in report.rows_outcomes if spec.objectives and not report.best_trials else ():
+        for trial in report.rows_outcomes:
             if isinstance(trial, Result) and not trial.meta.pruned and read_scores(trial, spec) is None:
                 names = ", ".join(repr(item.name) for item in spec.objectives)
                 raise ConfigurationError(
@@ -233,8 +229,10 @@ class SweepParameters(Options, FlowParameters[TrialsReport]):
 def check_fields(spec: ReportSpec, has_repeats: bool, result: Result) -> None:
     """Raise ConfigurationError if the first result lacks an objective or a constraint, which is probably misspelt."""
     fields = list(result.outputs)
-    known = {*fields, *(f"{field}.{key}" for field in fields for key in STATISTICS if has_repeats)}
-    for name in (*(item.name for item in spec.objectives), *spec.constraints):
+    known = set(fields)
+    if has_repeats:
+        known |= {f"{field}.{key}" for field in fields for key in STATISTICS}
+    for name in [*(item.name for item in spec.objectives), *spec.constraints]:
         if name not in known:
             raise ConfigurationError(
                 f"no trial submitted {name!r}, they submitted {', '.join(fields)}: name another field"
