@@ -1,9 +1,11 @@
 """Fixtures for tests of flows: a Prefect server, a results root for each test, and the ids of flow runs."""
 
+import json
 import socket
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,6 +50,12 @@ def find_run_id(results: Path) -> uuid.UUID:
     """Return the id of the only flow run with a ledger below the results root."""
     (ledger,) = [path for path in results.iterdir() if path.name != "inputs"]
     return uuid.UUID(ledger.name)
+
+
+def read_ledger(path: Path | str) -> list[dict[str, Any]]:
+    """Return the turns and outcomes in a ledger."""
+    lines = [json.loads(line) for part in Path(path).glob("part-*.jsonl") for line in part.read_text().splitlines()]
+    return [line for line in lines if line["status"] != "used"]
 
 
 class OutputListener(FlowListener):

@@ -1,13 +1,11 @@
 """The rlm flow."""
 
 import itertools
-import json
 import math
 import os
 import signal
 import subprocess
 import sys
-import threading
 import uuid
 from pathlib import Path
 
@@ -17,7 +15,6 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRun
 
 from rlm_batch import (
     CodeError,
-    ConfigurationError,
     DeadlineExceeded,
     ExecutionsFailed,
     LocalSandbox,
@@ -27,19 +24,14 @@ from rlm_batch import (
 )
 from rlm_batch.sandbox.outcomes.outcome_json import get_status
 
-from ..infra.scripted_turns import MARK, format_turn, make_script
-from ..infra.waiting import HANG_SECONDS
+from ..infra.scripted_turns import MARK, format_turn, make_hanging_script, make_script
+from ..infra.waiting import HANG_SECONDS, wait_until
 from ..standins.openai_chat import Reply
+from .conftest import read_ledger
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("openai")]
 
 NAME = "openai/gpt-4o-mini"
-
-
-def read(path):
-    """Return the turns and outcomes in a ledger."""
-    lines = [json.loads(line) for part in Path(path).glob("part-*.jsonl") for line in part.read_text().splitlines()]
-    return [line for line in lines if line["status"] != "used"]
 
 
 async def test_a_question_about_a_text_returns_answer_trajectory_and_query_tree(chat):
@@ -56,7 +48,7 @@ async def test_a_question_about_a_text_returns_answer_trajectory_and_query_tree(
         "FINAL: 'forty-two'",
     ]
     assert answer.queries.calls == 3 == chat.stats.requests
-    *turns, line = read(answer.results_path)
+    *turns, line = read_ledger(answer.results_path)
     assert [(turn["status"], turn["number"]) for turn in turns] == [("turn", 1), ("turn", 2)]
     (root,) = line["meta"]["queries"]["tree"]
     assert line["outputs"] == {"answer": "forty-two"}
@@ -77,17 +69,6 @@ async def test_a_question_about_a_text_returns_answer_trajectory_and_query_tree(
     said = str(artifact.data).replace("\\", "")
     assert "```text\nforty-two\n```" in said
     assert f"{chat.stats.prompt_tokens:,} + {chat.stats.completion_tokens:,} tokens" in said
-
-
-async def test_questions_work_without_a_context_and_about_a_file(chat, tmp_path):
-    chat.script = make_script(
-        ("how long", "SUBMIT(answer=str(len(context)) + context[-1])"),
-        ("", "SUBMIT(answer=str('context' in globals()))"),
-    )
-    assert (await rlm("nothing given", NAME)).answer == "False"
-    path = tmp_path / "long.txt"
-    path.write_text("é" * 70_000 + "\r\nZ", newline="")
-    assert (await rlm("how long", NAME, context_file=str(path))).answer == "70003Z"
 
 
 @pytest.mark.full
@@ -114,12 +95,6 @@ async def test_a_repeated_question_is_answered_from_the_ledger(chat, tmp_path):
         assert chat.stats.requests == requests
 
 
-async def test_a_question_beyond_the_depth_is_refused_before_a_sandbox_opens(chat, results):
-    with pytest.raises(ConfigurationError, match="`max_depth` is 0"):
-        await rlm("q", NAME, max_depth=0)
-    assert not list(results.glob("*"))
-
-
 async def test_the_partial_answer_is_kept_when_the_budget_is_used_up(chat):
     """The result has the model's last printed output, its turns and its cost."""
     turns = itertools.count(1)
@@ -139,15 +114,12 @@ async def test_the_partial_answer_is_kept_when_the_budget_is_used_up(chat):
 
 
 async def test_turns_calls_and_cost_are_kept_when_the_deadline_ends_the_run(chat):
-    turns = itertools.count(1)
-    chat.script = lambda _: (
-        format_turn("print('partial')") if next(turns) <= 2 else Reply(format_turn("print(1)"), delay=1000)
-    )
+    chat.script = make_hanging_script("print('partial')", turns=2)
     answer = await rlm("how many?", NAME, on_failure="return", deadline=8)
     assert isinstance(answer.error, DeadlineExceeded)
     assert answer.answer == "partial"
     assert len(answer.trajectory) == answer.queries.calls == 2
-    (*lines, last) = read(answer.results_path)
+    (*lines, last) = read_ledger(answer.results_path)
     assert [(line["status"], line["number"]) for line in lines] == [("turn", 1), ("turn", 2)]
     assert lines[0]["turn"]["output"] == "partial"
     assert last["meta"]["queries"]["calls"] == 2
@@ -161,20 +133,12 @@ asyncio.run(rlm("how many?", "openai/gpt-4o-mini", results_path=sys.argv[1]))
 
 
 def test_turns_calls_and_cost_are_kept_when_the_run_is_interrupted(chat, server, tmp_path):
-    is_asked = threading.Event()
-
-    def script(_):
-        if len(chat.requests) <= 2:
-            return format_turn("print('partial')")
-        is_asked.set()
-        return Reply("never sent", delay=1000)
-
-    chat.script = script
+    chat.script = make_hanging_script("print('partial')", turns=2)
     with subprocess.Popen([sys.executable, "-c", CANCELLED, str(tmp_path / "results")], env=os.environ) as process:
-        assert is_asked.wait(HANG_SECONDS)
+        wait_until(lambda: chat.stats.requests == 3)
         process.send_signal(signal.SIGINT)
         process.wait(HANG_SECONDS)
-    *turns, last = read(tmp_path / "results")
+    *turns, last = read_ledger(tmp_path / "results")
     assert [line["number"] for line in turns] == [1, 2]
     assert last["error"]["error"] == "NotRun"
     assert last["meta"]["queries"]["calls"] == 2
@@ -273,7 +237,7 @@ async def test_each_turn_is_in_the_ledger_with_its_usage_even_without_a_text(cha
     chat.script = lambda _: next(replies)
     found = await rlm("q", NAME, max_turns=2)
     assert found.answer == "seven"
-    *turns, _ = read(found.results_path)
+    *turns, _ = read_ledger(found.results_path)
     assert [line["number"] for line in turns] == [1, 2, 3]
     assert [line["turn"] for line in turns] == found.trajectory
     assert sum(turn["usage"]["calls"] for turn in found.trajectory) == found.queries.calls == 3

@@ -1,7 +1,6 @@
 """The events of recursive models: `on_turn`, `rlm.stream` and the flow's listener."""
 
 import asyncio
-import json
 import threading
 from collections.abc import AsyncIterable
 from pathlib import Path
@@ -13,9 +12,10 @@ from rlm_batch import AsyncLocalInterpreter, ConfigurationError, ExecutionsFaile
 from rlm_batch.flows.listener import FlowListener
 
 from ..infra.listening import run_with_listener
-from ..infra.scripted_turns import format_turn, make_script
+from ..infra.scripted_turns import make_hanging_script, make_script
 from ..infra.waiting import wait_until_async
-from ..standins.openai_chat import ChatServer, Reply
+from ..standins.openai_chat import ChatServer
+from .conftest import read_ledger
 
 pytestmark = pytest.mark.anyio
 
@@ -80,9 +80,7 @@ async def test_a_stream_raises_the_error_of_the_run_after_the_error_of_the_query
 
 
 async def test_leaving_the_loop_cancels_the_run(chat: ChatServer, results: Path) -> None:
-    chat.script = lambda _: (
-        format_turn("print(1)") if len(chat.requests) == 1 else Reply(format_turn("print(2)"), delay=1000)
-    )
+    chat.script = make_hanging_script("print(1)", turns=1)
     stream = rlm.stream("q", NAME)
     async for event in stream:
         if event.kind == "output":
@@ -91,8 +89,8 @@ async def test_leaving_the_loop_cancels_the_run(chat: ChatServer, results: Path)
     await wait_until_async(lambda: stream.is_over, "the end of the run")
     with pytest.raises(ConfigurationError, match="was left early"):
         _ = stream.result
-    (part,) = results.glob("*/part-*.jsonl")
-    *_, last = [json.loads(line) for line in part.read_text().splitlines()]
+    (ledger,) = results.iterdir()
+    *_, last = read_ledger(ledger)
     assert last["meta"]["queries"]["calls"] == 1
 
 
@@ -118,14 +116,12 @@ async def test_an_exception_of_on_turn_ends_the_run_with_its_own_traceback(chat:
     def fail(turn: RlmEvent) -> None:
         raise LookupError(f"no place for turn {turn.turn}")
 
-    chat.script = lambda _: (
-        format_turn("print(1)") if len(chat.requests) == 1 else Reply(format_turn("print(2)"), delay=1000)
-    )
+    chat.script = make_hanging_script("print(1)", turns=1)
     with pytest.raises(LookupError, match="no place for turn 1") as caught:
         await rlm("q", NAME, on_turn=fail)
     assert caught.traceback[-1].name == "fail"
-    (part,) = results.glob("*/part-*.jsonl")
-    *_, last = [json.loads(line) for line in part.read_text().splitlines()]
+    (ledger,) = results.iterdir()
+    *_, last = read_ledger(ledger)
     assert last["meta"]["queries"]["calls"] == 1
 
 

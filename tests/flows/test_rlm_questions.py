@@ -124,13 +124,22 @@ async def test_rows_have_a_question_and_a_context_of_their_own(chat, tmp_path, f
     assert [answer.result.meta.variables["id"] for answer in answers] == ["a", "b", "c"]
 
 
-async def test_a_context_may_be_json_or_several_files(chat, tmp_path):
-    chat.script = make_script(("", "SUBMIT([type(context).__name__, len(context), sorted(context)[0]])"))
+async def test_a_context_may_be_missing_json_a_file_or_several_files(chat, tmp_path):
+    code = """
+    if 'context' not in globals():
+        SUBMIT(None)
+    SUBMIT([type(context).__name__, len(context), sorted(context)[0]])
+    """
+    chat.script = make_script(("", code))
+    long = tmp_path / "long.txt"
+    long.write_text("é" * 70_000 + "\r\nZ", newline="")
     (tmp_path / "one").mkdir()
     files = [tmp_path / "b.txt", tmp_path / "a.txt", tmp_path / "one" / "a.txt"]
     for file in files:
         file.write_text(f"content of {file.name}")
-    cases: list[tuple[dict[str, Any], list[Any]]] = [
+    cases: list[tuple[dict[str, Any], list[Any] | None]] = [
+        ({}, None),
+        ({"context_file": str(long)}, ["str", 70_003, "\n"]),
         ({"context": ["b", "a"]}, ["list", 2, "a"]),
         ({"context": {"b": 1, "a": [2]}}, ["dict", 2, "a"]),
         ({"context": [f"{number:06}" for number in range(20_000)]}, ["list", 20_000, "000000"]),
@@ -227,7 +236,7 @@ async def test_a_context_that_the_code_changed_is_not_used_again(chat, tmp_path)
     assert "set reuse_sandboxes to False" in str(answers[1].error)
 
 
-async def test_wrong_questions_are_refused_with_one_sentence(chat):
+async def test_wrong_questions_are_refused_with_one_sentence(chat, results):
     cases: list[tuple[dict[str, Any], str]] = [
         ({}, "pass one of `query`, `queries` or `inputs`"),
         ({"query": "q", "queries": ["q"]}, "pass one of `query`, `queries` or `inputs`"),
@@ -242,11 +251,13 @@ async def test_wrong_questions_are_refused_with_one_sentence(chat):
         ({"query": "q", "output_type": "no such type"}, "output_type"),
         ({"query": "q", "language_model": ""}, "`language_model` is missing: name a model"),
         ({"query": "q", "types": "json"}, "`types` needs `inputs`"),
+        ({"query": "q", "max_depth": 0}, "`max_depth` is 0"),
     ]
     for parameters, message in cases:
         with pytest.raises(ConfigurationError, match=message):
             await rlm(**{"language_model": NAME, **parameters})
     assert chat.stats.requests == 0
+    assert not list(results.glob("*"))
 
 
 def test_the_parameters_for_prefect_are_json(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from textwrap import dedent
 
 from ..standins.openai_chat import Reply, Request, Script
@@ -22,6 +23,12 @@ def format_turn(code: str) -> str:
 def format_dspy_turn(code: str) -> str:
     """Return an answer whose code DSPy runs."""
     return f"[[ ## reasoning ## ]]\n{format_turn(code).replace('```python', DSPY_MARK + chr(10) + '```python')}"
+
+
+def make_hanging_script(code: str, turns: int) -> Script:
+    """Return a script that answers so many requests with the same turn, and no further one."""
+    numbers = itertools.count(1)
+    return lambda _: format_turn(code) if next(numbers) <= turns else Reply("never sent", delay=1000)
 
 
 def make_script(*turns: tuple[str, str | Reply], is_dspy: bool = False) -> Script:

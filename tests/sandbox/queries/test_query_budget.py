@@ -1,6 +1,7 @@
 """Tests of budgets: a call is reserved before it is made, settled after it, and released if it fails."""
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
@@ -30,22 +31,24 @@ async def test_a_failed_call_is_available_again() -> None:
         await budget.reserve()
 
 
-@pytest.mark.parametrize("limits", [{"tokens": 150}, {"cost": 1.5}])
-async def test_a_call_that_exceeds_the_free_budget_waits_for_others_to_settle(limits: dict[str, float]) -> None:
-    budget = Budget(**limits)  # type: ignore[arg-type]
+async def start_two(budget: Budget) -> tuple[Callable[[Usage], None], asyncio.Task[Callable[[Usage], None]]]:
+    """Reserve a call, and begin to reserve a second one, which has to wait."""
     first = await budget.reserve(MOST)
     second = asyncio.create_task(budget.reserve(MOST))
     await asyncio.sleep(0)
     assert not second.done()
+    return first, second
+
+
+@pytest.mark.parametrize("budget", [Budget(tokens=150), Budget(cost=1.5)], ids=["tokens", "cost"])
+async def test_a_call_that_exceeds_the_free_budget_waits_for_others_to_settle(budget: Budget) -> None:
+    first, second = await start_two(budget)
     first(Usage(1, 0, 10, 0.1))
     await second
 
 
 async def test_a_waiting_call_is_refused_when_others_use_up_the_budget() -> None:
-    budget = Budget(tokens=150)
-    first = await budget.reserve(MOST)
-    second = asyncio.create_task(budget.reserve(MOST))
-    await asyncio.sleep(0)
+    first, second = await start_two(Budget(tokens=150))
     first(Usage(1, 0, 100, 1.0))
     with pytest.raises(BudgetExceeded, match="could take 100 tokens, and of 150 50 are left"):
         await second
@@ -53,9 +56,7 @@ async def test_a_waiting_call_is_refused_when_others_use_up_the_budget() -> None
 
 async def test_a_cancelled_wait_reserves_nothing() -> None:
     budget = Budget(tokens=150)
-    first = await budget.reserve(MOST)
-    second = asyncio.create_task(budget.reserve(MOST))
-    await asyncio.sleep(0)
+    first, second = await start_two(budget)
     second.cancel()
     first(Usage())
     with pytest.raises(asyncio.CancelledError):
