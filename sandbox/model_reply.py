@@ -77,7 +77,15 @@ ONLY_THOUGHTS = "the reply has only thoughts, which are not run: ask for the cod
 
 
 class Block(NamedTuple):
-    """A fenced block of a text: the places of its fences, of its content and of the text behind it."""
+    """A fenced block of a text.
+
+    Attributes:
+        begin: Offset of the opening fence.
+        start: Offset of the content.
+        end: Offset of the content's end.
+        after: Offset of the text behind the closing fence.
+        tag: Language that the opening fence names; empty if it names none.
+    """
 
     begin: int
     start: int
@@ -87,22 +95,29 @@ class Block(NamedTuple):
 
     @property
     def is_python(self) -> bool:
-        """Return whether the fence names Python."""
+        """Return True if the fence names Python."""
         return PYTHON_TAG.match(self.tag) is not None
 
     @property
     def is_output(self) -> bool:
-        """Return whether the fence names an output, or nothing."""
+        """Return True if the fence names an output, or nothing."""
         return OUTPUT_TAG.fullmatch(self.tag) is not None
 
 
 class Reply(NamedTuple):
-    """A reply's code."""
+    """The code of a reply.
 
-    blocks: list[tuple[int, str]]  # the places of the blocks to run, and their code without a common indent
-    text: str  # the rest of the reply
-    made_up: str  # the line with which the model made up an output before further blocks, or ""
-    left_out: int  # the place of the first of these blocks, which are not run
+    Attributes:
+        blocks: Offset and code of each block to run. The code has no common indent.
+        text: The reply without these blocks.
+        made_up: Line with which the model made up an output before further blocks, which are not run; or "".
+        left_out: Offset of the first of these blocks; the reply's length if there are none.
+    """
+
+    blocks: list[tuple[int, str]]
+    text: str
+    made_up: str
+    left_out: int
 
     @property
     def reason(self) -> str:
@@ -123,8 +138,10 @@ def parse_python(code: str) -> ast.Module | None:
 def split_thoughts(text: str) -> tuple[str, str]:
     """Return a reply without its thoughts, and the thoughts. A reply without thoughts is returned unchanged."""
     spans = _find_thoughts(text)
-    thoughts = "\n\n".join(TAG.sub("", text[begin:end]).strip() for begin, end in spans)
-    return (_cut(text, spans).strip() if spans else text), thoughts
+    if not spans:
+        return text, ""
+    thoughts = [TAG.sub("", text[begin:end]).strip() for begin, end in spans]
+    return _remove_spans(text, spans).strip(), "\n\n".join(thoughts)
 
 
 def read_program(code: str) -> str:
@@ -133,30 +150,33 @@ def read_program(code: str) -> str:
     Text that Python can parse is the program, without a common indent, and so is a reply without blocks of code.
     """
     code = code.removeprefix("\ufeff")
-    has_marks = "```" in code or "~~~" in code or TAG.search(code) is not None
-    if not has_marks or parse_python(remove_indent(code)) is not None:
+    may_be_reply = "```" in code or "~~~" in code or TAG.search(code) is not None
+    if not may_be_reply or parse_python(remove_indent(code)) is not None:
         return remove_indent(code)
-    text = _cut(code, _find_thoughts(code), keep_lines=True)
+    text = _remove_spans(code, _find_thoughts(code), keep_lines=True)
+    if not text.strip():
+        return "\n" * text.count("\n") + f"raise RuntimeError({ONLY_THOUGHTS!r})"
     reply = read_reply(text)
     parts = reply.blocks
-    if not text.strip():
-        parts = [(len(text), f"raise RuntimeError({ONLY_THOUGHTS!r})")]
-    elif reply.made_up:
+    if reply.made_up:
         parts = [*parts, (reply.left_out, f"raise RuntimeError({reply.reason!r})")]
     program = ""
-    for place, part in parts:
-        program += "\n" * (text.count("\n", 0, place) - program.count("\n")) + part
+    for offset, part in parts:
+        program += "\n" * (text.count("\n", 0, offset) - program.count("\n")) + part
     return program or remove_indent(text)
 
 
-def _cut(text: str, spans: Sequence[tuple[int, int]], *, keep_lines: bool = False) -> str:
-    """Return a text without these parts of it, or with only their line feeds."""
+def _remove_spans(text: str, spans: Sequence[tuple[int, int]], *, keep_lines: bool = False) -> str:
+    """Return a text without its parts from each begin to each end. With `keep_lines`, their line feeds stay."""
     parts: list[str] = []
-    place = 0
+    previous_end = 0
     for begin, end in spans:
-        parts += (text[place:begin], "\n" * text.count("\n", begin, end) if keep_lines else "")
-        place = end
-    return "".join(parts) + text[place:]
+        parts.append(text[previous_end:begin])
+        if keep_lines:
+            parts.append("\n" * text.count("\n", begin, end))
+        previous_end = end
+    parts.append(text[previous_end:])
+    return "".join(parts)
 
 
 def _find_thoughts(text: str) -> list[tuple[int, int]]:
@@ -169,57 +189,74 @@ def _find_thoughts(text: str) -> list[tuple[int, int]]:
     if not tags or parse_python(remove_indent(text)) is not None:
         return []
     last_closing = max((tag.start() for tag in tags if tag["closing"]), default=-1)
-    fences, block = _Fences(text), Block(-1, -1, -1, -1)
-    spans: list[tuple[int, int]] = []
-    depth = begin = place = 0
-    nowhere = len(text) + 1
     line_starts = {line.end() for line in LINE_START.finditer(text)}
+    fences = _Fences(text)
+    block: Block | None = None  # the first block that ends behind the tag
+    spans: list[tuple[int, int]] = []
+    begin = 0  # of the thought around the tag
+    depth = 0  # of nested thoughts around the tag
+    known_until = 0  # Tags before this offset are decided.
     for number, tag in enumerate(tags):
-        is_first = tag.start() in line_starts
-        if tag["quote"] or tag.start() < place:
+        if tag["quote"] or tag.start() < known_until:
             continue
+        is_first = tag.start() in line_starts
         if depth:
-            depth += is_first if tag["opening"] else -1
-            if not depth:
+            if tag["closing"]:
+                depth -= 1
+            elif is_first:
+                depth += 1
+            if depth == 0:
                 spans.append((begin, tag.end()))
-                place = tag.end()
+                known_until = tag.end()
             continue
         if spans and number < MAX_TAGS and parse_python(remove_indent(text[spans[-1][1] :])) is not None:
-            break
-        while block.begin < place or block.after <= tag.start():
-            place = max(place, block.after) if block.begin >= place else place
-            block = fences.find_block(place) or Block(nowhere, nowhere, nowhere, nowhere)
+            break  # The text behind the last thought is code.
+        block = fences.find_block_around(tag.start(), known_until, block)
         is_inside = block.start <= tag.start() < block.end and len(spans) < MAX_SPANS
-        if is_inside and (bool(tag["opening"]) > block.is_python or parse_python(fences.read_code(block)) is not None):
-            place = block.after
+        if is_inside and _is_data(tag, block, fences):
+            known_until = block.after
         elif tag["closing"]:
-            spans, place = [(0, tag.end())], tag.end()
+            spans = [(0, tag.end())]
+            known_until = tag.end()
         elif is_first or tag.start() < last_closing:
-            begin, depth = tag.start(), 1
-    return [*spans, (begin, len(text))] if depth else spans
+            begin = tag.start()
+            depth = 1
+    if depth:
+        spans.append((begin, len(text)))
+    return spans
+
+
+def _is_data(tag: re.Match[str], block: Block, fences: _Fences) -> bool:
+    """Return True if a tag in a block is data: an opening tag in another language, or any tag in valid Python."""
+    is_opening_elsewhere = tag["opening"] is not None and not block.is_python
+    return is_opening_elsewhere or parse_python(fences.read_code(block)) is not None
 
 
 def read_reply(text: str) -> Reply:
     """Return the code of a reply without thoughts."""
     fences = _Fences(text)
     blocks = fences.list_blocks()
-    code = _choose_code(fences, blocks)
-    made_up, left_out = "", len(text)
-    for before, block in itertools.pairwise(code):
-        others = [text[other.start : other.end] for other in blocks if before < other < block and other.is_output]
-        if made_up := _find_made_up(text[before.after : block.begin], others):
+    code_blocks = _choose_code(fences, blocks)
+    made_up = ""
+    left_out = len(text)
+    for before, block in itertools.pairwise(code_blocks):
+        outputs = [text[other.start : other.end] for other in blocks if before < other < block and other.is_output]
+        made_up = _find_made_up(text[before.after : block.begin], outputs)
+        if made_up:
             left_out = block.begin
             break
-    run = [block for block in code if block.begin < left_out]
-    rest = _cut(text, [(block.begin, block.after) for block in run]).strip()
-    return Reply([(block.start, fences.read_code(block)) for block in run], rest, made_up, left_out)
+    code_blocks = [block for block in code_blocks if block.begin < left_out]
+    rest = _remove_spans(text, [(block.begin, block.after) for block in code_blocks]).strip()
+    return Reply([(block.start, fences.read_code(block)) for block in code_blocks], rest, made_up, left_out)
 
 
 def read_value(text: str) -> str:
     """Return the text of a value in a reply without thoughts: the content of the only fenced block, or the reply."""
     fences = _Fences(text)
     blocks = fences.list_blocks()
-    return (fences.read_code(blocks[0]) if len(blocks) == 1 else text).strip()
+    if len(blocks) == 1:
+        text = fences.read_code(blocks[0])
+    return text.strip()
 
 
 def _choose_code(fences: _Fences, blocks: list[Block]) -> list[Block]:
@@ -228,26 +265,37 @@ def _choose_code(fences: _Fences, blocks: list[Block]) -> list[Block]:
     Without a block that names Python, the first one without a language that can be parsed counts too, or else all.
     """
     has_python = any(block.is_python for block in blocks)
-    code: list[Block] = []
+    code_blocks: list[Block] = []
     for block in blocks:
-        tree = None if block.tag else parse_python(fences.read_code(block))
-        if block.is_python or (tree is not None and (_does_something(tree) or not (has_python or code))):
-            code.append(block)
-    return code or [block for block in blocks if not block.tag]
+        if block.is_python:
+            code_blocks.append(block)
+        elif not block.tag:
+            tree = parse_python(fences.read_code(block))
+            is_first = not has_python and not code_blocks
+            if tree is not None and (is_first or _does_something(tree)):
+                code_blocks.append(block)
+    return code_blocks or [block for block in blocks if not block.tag]
 
 
 def _does_something(tree: ast.Module) -> bool:
-    """Return whether code has a call or a statement other than an expression. An output has neither."""
+    """Return True if code has a call or a statement other than an expression. An output has neither."""
     nodes = ast.walk(tree)
     return any(isinstance(node, (ast.Call, ast.stmt)) and not isinstance(node, ast.Expr) for node in nodes)
 
 
 def _find_made_up(between: str, outputs: list[str]) -> str:
-    """Return the first line of an output or a turn that a model made up between two blocks of code, or ""."""
+    """Return the first line of an output or a turn that a model made up between two blocks of code, or "".
+
+    Args:
+        between: The text between the blocks.
+        outputs: The fenced outputs in this text.
+    """
     label = LABEL.search(between)
     if label is not None and between[label.end() :].strip(MARKUP):
         outputs = [between[label.start() :]]
-    return outputs[0].strip().partition("\n")[0][:SHOWN_CHARACTERS] if outputs else ""
+    if not outputs:
+        return ""
+    return outputs[0].strip().partition("\n")[0][:SHOWN_CHARACTERS]
 
 
 class _Fences:
@@ -257,23 +305,38 @@ class _Fences:
         self._text = text
         self._closings = list(CLOSING_FENCE.finditer(text))
         # The code ends here if its closing fence is missing or incomplete.
-        self._last = len(text.rstrip().rstrip("`~"))
+        self._last_end = len(text.rstrip().rstrip("`~"))
 
     def list_blocks(self) -> list[Block]:
-        """Return the blocks that have a content, but none in an open triple-quoted string: the text may be code."""
+        """Return the blocks that have a content. Stop at an open triple-quoted string, because the text may be code."""
         blocks: list[Block] = []
-        place = 0
-        while block := self.find_block(place):
-            if any(self._text.count(quotes, place, block.begin) % 2 for quotes in QUOTES):
+        offset = 0
+        while block := self.find_block(offset):
+            if self._is_in_string(offset, block.begin):
                 break
             blocks.append(block)
-            place = block.after
+            offset = block.after
         return [block for block in blocks if self._text[block.start : block.end].strip()]
 
-    def find_block(self, place: int) -> Block | None:
-        """Return the first block that begins at the place or later. A fence directly around another is ignored."""
+    def find_block_around(self, offset: int, first: int, block: Block | None) -> Block:
+        """Return the first block that ends behind an offset, or an empty one behind the text.
+
+        Args:
+            offset: The offset.
+            first: Offset from which blocks count.
+            block: The result of an earlier call, so that the text is searched once.
+        """
+        while block is None or block.begin < first or block.after <= offset:
+            if block is not None and block.begin >= first:
+                first = max(first, block.after)
+            behind = len(self._text) + 1
+            block = self.find_block(first) or Block(behind, behind, behind, behind)
+        return block
+
+    def find_block(self, offset: int) -> Block | None:
+        """Return the first block that begins at the offset or later. A fence directly around another is ignored."""
         text = self._text
-        opening = OPENING_FENCE.search(text, place)
+        opening = OPENING_FENCE.search(text, offset)
         while opening is not None:
             start = min(opening.end() + 1, len(text))
             inner = OPENING_FENCE.match(text, BLANK_LINES.match(text, start).end())  # type: ignore[reportOptionalMemberAccess]
@@ -283,9 +346,8 @@ class _Fences:
                 opening = inner
             else:
                 tag = opening["tag"].strip("{.}")
-                end, after = self._find_end(
-                    start, opening["mark"], is_code=not tag or PYTHON_TAG.match(tag) is not None
-                )
+                may_be_python = not tag or PYTHON_TAG.match(tag) is not None
+                end, after = self._find_end(start, opening["mark"], is_code=may_be_python)
                 return Block(opening.start("mark"), start, end, after, tag)
         return None
 
@@ -294,9 +356,9 @@ class _Fences:
         return remove_indent(self._text[block.start : block.end])
 
     def _is_wrapper(self, outer: re.Match[str], inner: re.Match[str]) -> bool:
-        """Return whether a fence directly around another one has no block itself.
+        """Return True if a fence directly around another one only wraps it, and has no block itself.
 
-        A longer fence before further blocks has one: an example.
+        A longer fence before further blocks has a block: an example of a fence.
         """
         if inner["before"].strip(LIST_MARKS) or not _is_opening(inner):  # The inner fence may be in a string.
             return False
@@ -304,10 +366,14 @@ class _Fences:
         _, after = self._find_end(outer.end() + 1, outer["mark"], is_code=False)
         return not is_longer or OPENING_FENCE.search(self._text, after) is None
 
-    def _find_end(self, start: int, mark: str, *, is_code: bool) -> tuple[int, int]:
-        """Return the end of the content that begins at `start`, and the place behind the closing fence.
+    def _is_in_string(self, begin: int, end: int) -> bool:
+        """Return True if a triple-quoted string that opens after `begin` is still open at `end`."""
+        return any(self._text.count(quotes, begin, end) % 2 for quotes in QUOTES)
 
-        Of code, the first end counts at which Python can parse it, because a string may have a fence.
+    def _find_end(self, start: int, mark: str, *, is_code: bool) -> tuple[int, int]:
+        """Return the end of the content that begins at `start`, and the offset behind the closing fence.
+
+        Code ends at the first closing fence where Python can parse it, because earlier fences may be in a string.
         """
         text = self._text
         first = bisect.bisect_left(self._closings, start, key=lambda closing: closing.start("mark"))
@@ -320,12 +386,15 @@ class _Fences:
             if not is_code or parse_python(remove_indent(text[start:end])) is not None:
                 return end, after
         for end, after in closings:  # The code is wrong, or of a newer Python.
-            if not any(text.count(quotes, start, end) % 2 for quotes in QUOTES):
+            if not self._is_in_string(start, end):
                 return end, after
-        return max(start, self._last), len(text)
+        return max(start, self._last_end), len(text)
 
 
 def _is_opening(line: re.Match[str]) -> bool:
-    """Return whether a line with a fence opens a block. Words may precede backticks at the end of the line."""
-    is_last = line["mark"][0] == "`" and not line["rest"].strip()
-    return "`" not in line["rest"] and (is_last or not line["before"].strip(LIST_MARKS))
+    """Return True if a line with a fence opens a block."""
+    if "`" in line["rest"]:
+        return False
+    has_words_before = bool(line["before"].strip(LIST_MARKS))
+    ends_with_backticks = line["mark"][0] == "`" and not line["rest"].strip()
+    return ends_with_backticks or not has_words_before

@@ -1,4 +1,4 @@
-"""Limits on calls of host functions by sandboxed code: how many run at a time, and how many may wait.
+"""Limits on calls of host functions by sandboxed code: the calls that run at a time, and those that may wait.
 
 The host parses the arguments only when a call begins: Python objects take up to 30 times the memory of their JSON.
 """
@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 MIB = 1024 * 1024
 MAX_CALLS = 256  # running calls per execution; each call of a plain function takes a thread
-MAX_WAITING_CALLS = 10_000  # waiting calls per execution; each thread of the code waits for one call at a time
+MAX_WAITING_CALLS = 10_000  # waiting calls per execution
 MAX_UNANSWERED_BYTES = 128 * MIB  # JSON of unanswered calls in this process
 MIN_UNANSWERED_BYTES = 16 * MIB  # JSON of unanswered calls that every execution may have, regardless of others
 MAX_RUNNING_BYTES = 32 * MIB  # parsed arguments of all running calls in this process
@@ -40,27 +40,31 @@ class Call:
         self.is_running = False
 
     def take_body(self) -> bytes:
-        """Return the arguments as JSON and release them."""
-        body, self.body = self.body, b""
+        """Return the arguments as JSON, and release their memory here."""
+        body = self.body
+        self.body = b""
         return body
 
 
 class CallLimit:
     """A counter of the unanswered calls of one execution, with limits. Safe to use from several threads.
 
-    `context` is the context of the execution's caller. If the caller is a host function that serves a call, calls of
-    this execution do not wait for others. Otherwise a deadlock is possible: the outer call may take all the room.
+    Calls with large arguments wait until the running calls of this process leave room. If the execution's own caller is
+    a host function that serves a call, its calls do not wait, because the outer call may take all the room.
+
+    Args:
+        context: The context of the execution's caller.
     """
 
-    # Of all executions in this process:
+    # These count the calls of all executions in this process.
     _lock: ClassVar[threading.Lock] = threading.Lock()
     _all_bytes: ClassVar[int] = 0  # JSON of unanswered calls
-    _all_running_bytes: ClassVar[int] = 0
-    _wakes: ClassVar[set[Callable[[], None]]] = set()
+    _all_running_bytes: ClassVar[int] = 0  # parsed arguments of running calls
+    _wakes: ClassVar[set[Callable[[], None]]] = set()  # functions to call when there may be room
 
     def __init__(self, context: contextvars.Context) -> None:
         self._calls = self._bytes = 0
-        self._waits_for_room = context.get(running_call) is None
+        self._is_nested = context.get(running_call) is not None
         self.has_ended = False
 
     @classmethod
@@ -71,7 +75,7 @@ class CallLimit:
         cls._wakes = set()
 
     def admit(self, call: Call) -> str:
-        """Count a call. Return an empty string, or the reason to refuse it, written for the code's author."""
+        """Count a call. Return the reason to refuse it, or an empty string."""
         with self._lock:
             self._calls += 1
             self._bytes += call.json_bytes
@@ -93,9 +97,11 @@ class CallLimit:
 
         `wake` raises RuntimeError if its event loop is closed.
         """
+        has_priority = self._is_nested or call.parsed_bytes <= SMALL_BYTES
         with self._lock:
-            can_wait = self._waits_for_room and call.parsed_bytes > SMALL_BYTES and self._all_running_bytes
-            if can_wait and self._all_running_bytes + call.parsed_bytes > MAX_RUNNING_BYTES:
+            is_only_one = not self._all_running_bytes
+            has_room = self._all_running_bytes + call.parsed_bytes <= MAX_RUNNING_BYTES
+            if not (has_priority or is_only_one or has_room):
                 self._wakes.add(wake)
                 return False
             CallLimit._all_running_bytes += call.parsed_bytes
@@ -121,9 +127,10 @@ class CallLimit:
 
     def _wake_all(self) -> None:
         with self._lock:
-            wakes, CallLimit._wakes = self._wakes, set()
+            wakes = list(self._wakes)
+            self._wakes.clear()
         for wake in wakes:
-            with suppress(RuntimeError):
+            with suppress(RuntimeError):  # The event loop of the call is closed.
                 wake()
 
 
@@ -131,10 +138,11 @@ os.register_at_fork(after_in_child=CallLimit.forget_all)  # A fork of this proce
 
 
 class CallQueue:
-    """A queue that answers the calls of one execution in order, on the event loop, at most `MAX_CALLS` at a time.
+    """A queue that begins the calls of one execution in order, on the event loop, within the limits of this module.
 
-    It answers fewer calls at a time if the running calls of all executions are large. `answer` answers one call in a
-    copy of `context` and must not raise.
+    Args:
+        answer: Answers one call, and must not raise.
+        context: The context of the execution's caller. Each call runs in a copy of it.
     """
 
     def __init__(self, answer: Callable[[Call], Coroutine[Any, Any, None]], context: contextvars.Context) -> None:
@@ -146,7 +154,7 @@ class CallQueue:
         self._limit = CallLimit(context)
 
     def add(self, call: Call) -> str:
-        """Queue a call. Return an empty string, or the reason to refuse it; a refusal also cancels all calls."""
+        """Queue a call. If the call exceeds a limit, cancel all calls and return the reason, or else return ""."""
         self._waiting.append(call)
         refusal = self._limit.admit(call)
         if refusal:
@@ -163,7 +171,9 @@ class CallQueue:
             task.cancel()
 
     def _start_waiting(self) -> None:
-        while self._waiting and len(self._tasks) < MAX_CALLS and self._limit.begin(self._waiting[0], self._wake):
+        while self._waiting and len(self._tasks) < MAX_CALLS:
+            if not self._limit.begin(self._waiting[0], self._wake):
+                return
             call = self._waiting.popleft()
             task = self._loop.create_task(self._answer(call), context=self._context.copy())
             self._tasks.add(task)

@@ -13,9 +13,11 @@ ShouldPrune = Callable[[int, float], bool]
 
 
 class Reports:
-    """The reports of one execution. Each new report calls `should_prune` on the event loop.
+    """The reports of one execution. Each report calls `should_prune` on the event loop.
 
-    `values` maps each step to its first value. `is_pruned` is True once the execution should end.
+    Attributes:
+        values: The first value of each step.
+        is_pruned: True if the execution should end.
     """
 
     def __init__(self, should_prune: ShouldPrune | None = None) -> None:

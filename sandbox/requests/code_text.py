@@ -6,12 +6,13 @@ import ast
 import io
 import re
 import tokenize
+from contextlib import suppress
 from importlib.util import decode_source
 
 from ..errors import ConfigurationError
 
 INDENT = re.compile(r"(?:[ \t\f]*(?:#[^\r\n]*)?[\r\n])*([ \t]*)")  # group 1 is the first statement's indent
-BETWEEN_STATEMENTS = ("INDENT", "DEDENT", "NL", "COMMENT", "ENDMARKER")
+BETWEEN_STATEMENTS = ("NL", "COMMENT", "ENDMARKER")
 # The name of another encoding in a comment (PEP 263).
 DECLARATION = re.compile(r"^([ \t\f]*#.*?coding[:=][ \t]*)(?!utf-?8\b)[-\w.]+", re.ASCII | re.MULTILINE)
 
@@ -46,27 +47,38 @@ def remove_indent(code: str) -> str:
 
     If a later statement has less indent, the code stays unchanged, and Python refuses it.
     """
-    indent = next(INDENT.finditer(code))[1]
+    first_statement = INDENT.match(code)
+    assert first_statement is not None  # The pattern matches any text.
+    indent = first_statement[1]
     if not indent:
         return code
     lines = io.StringIO(code, newline=None).readlines()
-    inside, starts, level = set[int](), list[int](), 0
+    lines_in_tokens: set[int] = set()  # numbers of lines that begin inside a token
+    string_starts: list[int] = []  # lines of the f-strings around the current token
+    level = 0  # of indent
     try:
         for token in tokenize.generate_tokens(iter(lines).__next__):
-            kind, start = tokenize.tok_name[token.type], token.start[0]
-            level += (kind == "INDENT") - (kind == "DEDENT")
-            if not level and kind not in BETWEEN_STATEMENTS:
+            kind = tokenize.tok_name[token.type]
+            if kind == "INDENT":
+                level += 1
+            elif kind == "DEDENT":
+                level -= 1
+            elif level == 0 and kind not in BETWEEN_STATEMENTS:
                 return code
+            start = token.start[0]
             if kind.endswith("STRING_START"):  # Since Python 3.12, an f-string is several tokens.
-                starts.append(start)
+                string_starts.append(start)
             elif kind.endswith("STRING_END"):
-                start = starts.pop()
-            inside.update(range(start + 1, token.end[0] + 1))
+                start = string_starts.pop()
+            lines_in_tokens.update(range(start + 1, token.end[0] + 1))
     except IndentationError:
         return code
     except (tokenize.TokenError, SyntaxError, UnicodeError):
         pass  # Compiling reports the error.
-    return "".join(line if number in inside else line.removeprefix(indent) for number, line in enumerate(lines, 1))
+    for index, line in enumerate(lines):
+        if index + 1 not in lines_in_tokens:
+            lines[index] = line.removeprefix(indent)
+    return "".join(lines)
 
 
 def parse_module(code: str) -> ast.Module:
@@ -75,8 +87,6 @@ def parse_module(code: str) -> ast.Module:
     Before 3.13, CPython adds up the tree depths of all threads that parse, and may raise a SystemError.
     """
     for _ in range(100):
-        try:
+        with suppress(SystemError):
             return ast.parse(code)
-        except SystemError:
-            continue
     return ast.parse(code)

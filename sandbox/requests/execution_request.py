@@ -1,4 +1,4 @@
-"""The request of an execution: its code and its variables. Several requests can share an encoded variable."""
+"""The request of an execution: its code, its variables and its settings."""
 
 from __future__ import annotations
 
@@ -32,20 +32,28 @@ FILE_ABOVE_BYTES = 256 * 1024  # JSON; larger values enter the sandbox as a file
 
 @dataclass(frozen=True, slots=True)
 class EncodedVariable:
-    """A value as compact JSON with null for each non-finite number, and these numbers by JSON pointer."""
+    """A value as JSON, which several requests can share.
+
+    Attributes:
+        json: Compact JSON, with null in the place of each non-finite number.
+        nonfinite: These numbers by JSON pointer.
+    """
 
     json: bytes
     nonfinite: dict[str, str] = field(default_factory=dict[str, str])
 
     def compute_digest(self) -> str:
         """Return the SHA-256 of the JSON followed by the non-finite numbers."""
-        numbers = encode_fields(dict(sorted(self.nonfinite.items()))) if self.nonfinite else b""
-        return hashlib.sha256(self.json + numbers).hexdigest()
+        digest = hashlib.sha256(self.json)
+        if self.nonfinite:
+            digest.update(encode_fields(dict(sorted(self.nonfinite.items()))))
+        return digest.hexdigest()
 
     @property
     def is_large(self) -> bool:
         """Return True if the value is sent to the sandbox as a file."""
-        return len(self.json) + sum(len(pointer) + 10 for pointer in self.nonfinite) > FILE_ABOVE_BYTES
+        pointer_bytes = sum(len(pointer) + len('"":"-inf"') for pointer in self.nonfinite)
+        return len(self.json) + pointer_bytes > FILE_ABOVE_BYTES
 
     def encode_file(self, name: str) -> bytes:
         """Return the content of the value's file: a JSON list of the value and of its non-finite numbers by pointer."""
@@ -57,17 +65,24 @@ class EncodedVariable:
 
 
 def encode_variable(value: Any) -> EncodedVariable:
-    """Encode a value as JSON, with arrays as lists. Raises NotJsonError, whose message calls it `value`."""
+    """Encode a value as JSON, with arrays as lists. Raises NotJsonError, whose message calls the value `value`."""
     parts, numbers = encode_values({"value": value})
     pointers = {pointer.removeprefix("/value"): number for pointer, number in numbers.items()}
     return EncodedVariable(b"".join(parts)[len(b'{"value":') : -1], pointers)
 
 
 def check_variable_name(name: object, where: str = "", taken: Collection[str] = PROVIDED_NAMES) -> None:
-    """Raise ConfigurationError for an invalid variable name. The message begins with `where`, the name's origin."""
+    """Raise ConfigurationError for an invalid variable name.
+
+    Args:
+        name: The name.
+        where: The name's origin, as the beginning of the message.
+        taken: Names of functions and constants that the code already has.
+    """
     if type(name) is not str or not name.isidentifier() or keyword.iskeyword(name):
         raise ConfigurationError(f"{where}the variable {name!r} has a name that Python code cannot use: rename it")
-    if name in taken or (name.startswith("__") and name.endswith("__")):
+    is_special = name.startswith("__") and name.endswith("__")
+    if is_special or name in taken:
         raise ConfigurationError(
             f"{where}the variable {name!r} has the name of a function or constant that code already has: rename it"
         )
@@ -77,22 +92,21 @@ def check_variable_name(name: object, where: str = "", taken: Collection[str] = 
 class ExecutionRequest:
     """One execution: its code, its variables and its settings.
 
-    An interpreter completes it with `complete`, which also encodes the body of the driver's frame.
-
-    `BaseInterpreter.execute` explains the arguments that it shares.
+    An interpreter calls `complete`, which also encodes the body of the driver's frame. `BaseInterpreter.execute`
+    explains the arguments that are not listed here.
 
     Args:
-        timeout: Seconds. None means the interpreter's default; `complete` sets it, and then None means no limit.
+        timeout: Seconds. None means the interpreter's default, and after `complete` no limit.
         context: Name of a process that keeps its state between executions. None runs the code in a fresh process.
         on_output: Called with ("stdout" or "stderr", text) on the event loop while the code writes.
-        encoded: More variables, already encoded as JSON. Variables over 256 KiB are uploaded as files.
-            `meta.variables` does not contain the variables of `encoded`.
+        encoded: More variables, already encoded as JSON. `meta.variables` does not contain them.
         queries: Gives the code access to a language model.
         index: Number or numbers from which the execution's seed is derived, if the preparation has a seed.
         should_prune: Called with the step and value of each report; returns True to end the execution.
         tools: Functions of the host that the code may call by name. `complete` sets them.
         body: The body of the driver's frame, in parts. `complete` sets it.
-        files: Paths in the sandbox of the variables of `encoded` that must be uploaded. `complete` sets them.
+        files: Paths in the sandbox of the variables of `encoded` that are too large for the frame and must be uploaded.
+            `complete` sets them.
 
     Raises:
         ConfigurationError: A variable is not JSON, or a pattern is invalid.
@@ -134,23 +148,28 @@ class ExecutionRequest:
         Raises:
             ConfigurationError: The code, a variable's name or the timeout is invalid, or text is not UTF-8.
         """
-        self.timeout = resolve_timeout("timeout", timeout if self.timeout is None else self.timeout)
+        if self.timeout is None:
+            self.timeout = timeout
+        self.timeout = resolve_timeout("timeout", self.timeout)
         query_tools = {} if self.queries is None else self.queries.tools
         self.tools = {**tools, **query_tools}
-        names = (*(self.variables or ()), *(self.encoded or ()))
+        taken = {*PROVIDED_NAMES, *self.tools}
+        if self.queries is not None:
+            taken.update(QUERY_ERROR_NAMES)
+        encoded = self.encoded or {}
+        names = (*(self.variables or ()), *encoded)
         code = convert_code(self.code, self.tools, names)
         if type(code) is not str:
             raise ConfigurationError(f"code is {add_article(type(code).__name__)}: pass the text of a Python program")
         self.code = read_program(code)
-        taken = {*PROVIDED_NAMES, *self.tools, *(QUERY_ERROR_NAMES if self.queries is not None else ())}
         for name in names:
             check_variable_name(name, taken=taken)
-        for name, value in (self.encoded or {}).items():
+        for name, value in encoded.items():
             if value.is_large:
                 self.files[name] = f"{OWN_FILE_PREFIX}-{uuid.uuid4().hex}.json"
         fields: dict[str, Any] = {
             "code": self.code,
-            "names": [name for name in self.tools if name not in query_tools],
+            "names": [name for name in tools if name not in query_tools],
             "output_fields": self.output_fields,
             "files": self.files,
             "queries": self.queries is not None,
@@ -166,24 +185,29 @@ class ExecutionRequest:
             raise ConfigurationError(f"the variables or the code are not JSON and UTF-8: {error}") from None
 
     def _encode(self, fields: dict[str, Any]) -> list[bytes]:
-        """Return the fields and the variables as JSON, in parts. Raises NotJsonError."""
-        variables = self.variables or {}
-        small = {name: value for name, value in (self.encoded or {}).items() if name not in self.files}
+        """Return the fields and the variables as JSON, in parts. Raises NotJsonError.
+
+        The parts are a few large ones, because copies of large variables take time.
+        """
         # Python normalizes names in code to NFKC, too.
-        values, nonfinite = encode_values(
-            {unicodedata.normalize("NFKC", name): value for name, value in variables.items()}
-        )
-        for name, value in small.items():
-            nonfinite |= value.build_pointers(name)
+        variables = {unicodedata.normalize("NFKC", name): value for name, value in (self.variables or {}).items()}
+        parts, nonfinite = encode_values(variables)
+        parts[-1] = parts[-1].removesuffix(b"}")  # The encoded variables follow in the same object.
+        separator = b"," if variables else b""
+        for name, value in (self.encoded or {}).items():
+            if name not in self.files:
+                nonfinite |= value.build_pointers(name)
+                key = encode_fields({name: None}).removeprefix(b"{").removesuffix(b"null}")
+                parts += (separator + key, value.json)
+                separator = b","
         if nonfinite:
             fields["nonfinite"] = nonfinite
-        more = b",".join(encode_fields({name: None})[1:-5] + value.json for name, value in small.items())
-        comma = b"," if variables and more else b""
-        return [encode_fields(fields)[:-1] + b',"variables":', *values[:-1], values[-1][:-1] + comma, more, b"}}"]
+        beginning = encode_fields(fields).removesuffix(b"}") + b',"variables":'
+        return [beginning, *parts, b"}}"]
 
 
 def check_patterns(collect: Sequence[str] | None) -> list[str]:
-    """Return the patterns as a list. Raises ConfigurationError for a pattern that is invalid or leaves the folder."""
+    """Return the patterns as a list. Raises ConfigurationError if one is invalid or leaves the folder."""
     if collect is None:
         return []
     if not isinstance(collect, (list, tuple)) or any(type(pattern) is not str for pattern in collect):
@@ -193,7 +217,7 @@ def check_patterns(collect: Sequence[str] | None) -> list[str]:
             parse_pattern(pattern)
         except ValueError as error:
             raise ConfigurationError(f"collect has the pattern {pattern!r}, and {error}") from None
-    if sum(map(len, collect)) > MAX_PATTERN_CHARACTERS:
+    if sum(len(pattern) for pattern in collect) > MAX_PATTERN_CHARACTERS:
         raise ConfigurationError(
             f"the patterns of collect have more than {MAX_PATTERN_CHARACTERS:,} characters together: use "
             "a directory, as in out/**"

@@ -1,6 +1,6 @@
 """Conversion of a function to code: its source, and a call that passes the variables and submits the return value.
 
-Only the source is sent, so every name in it must exist in the sandbox.
+Only the source is sent to the sandbox, so every name in it must exist there.
 """
 
 from __future__ import annotations
@@ -47,7 +47,14 @@ CALL_END = CALL[CALL.index("\n    )),") :]
 
 @dataclass(frozen=True, slots=True)
 class FunctionParameters:
-    """The parameters of a converted function: `names` lists all, `required` the parameters without a default."""
+    """The parameters of a converted function.
+
+    Attributes:
+        function: Name of the function.
+        names: Names of all parameters.
+        required: Names of the parameters without a default.
+        is_async: True if the function is a coroutine function.
+    """
 
     function: str
     names: tuple[str, ...]
@@ -55,12 +62,19 @@ class FunctionParameters:
     is_async: bool = False
 
     def check(self, variables: Iterable[str], *, needs_all: bool) -> None:
-        """Raise ConfigurationError for a variable that is not a parameter and, with `needs_all`, for a missing one."""
-        variables = set(variables)
-        takes = f"it has {', '.join(self.names)}" if self.names else "it has none"
-        if unknown := sorted(variables.difference(self.names)):
-            raise ConfigurationError(f"{self.function}() has no parameter for the variable {unknown[0]!r}: {takes}")
-        if needs_all and (missing := [name for name in self.required if name not in variables]):
+        """Raise ConfigurationError for a variable that is not a parameter.
+
+        With `needs_all`, also raise it for a required parameter without a variable.
+        """
+        names = set(variables)
+        unknown = sorted(names.difference(self.names))
+        if unknown:
+            known = ", ".join(self.names) or "none"
+            raise ConfigurationError(
+                f"{self.function}() has no parameter for the variable {unknown[0]!r}: it has {known}"
+            )
+        missing = [name for name in self.required if name not in names]
+        if needs_all and missing:
             raise ConfigurationError(
                 f"{self.function}() needs a value for {missing[0]!r}: pass a variable of that name, or "
                 "give it a default"
@@ -68,10 +82,10 @@ class FunctionParameters:
 
 
 def convert_code(code: Any, tools: Collection[str] = (), variables: Collection[str] | None = None) -> Any:
-    """Return code that defines a function, calls it and submits its return value. Return a non-callable unchanged.
+    """Return code that defines a function, calls it and submits its return value. Return a text unchanged.
 
     The variables are the arguments. A parameter without a variable takes its default, or a global of earlier code.
-    A returned dict is submitted as fields and any other value as `output`; None submits nothing. An async function is
+    A returned dict is submitted as fields, any other value as `output`, and None not at all. An async function is
     awaited. The `def` is on line 1, or on line 2 after a future import of annotations, so line numbers count from the
     function's beginning. Equal functions give equal code, wherever they are defined.
 
@@ -96,11 +110,14 @@ def convert_code(code: Any, tools: Collection[str] = (), variables: Collection[s
 
 def find_parameters(code: Any) -> FunctionParameters | None:
     """Return the parameters of the function in code that `convert_code` built, or None for other code."""
-    found = CALL_PATTERN.search(code) if isinstance(code, str) and code.endswith(CALL_END) else None
-    if found is None:
+    if not isinstance(code, str) or not code.endswith(CALL_END):
         return None
-    required, optional = (tuple(re.findall(r"\w+", found[group])) for group in ("required", "optional"))
-    parameters = FunctionParameters(found["name"], (*required, *optional), required, found["await"] is not None)
+    call = CALL_PATTERN.search(code)
+    if call is None:
+        return None
+    required = tuple(re.findall(r"\w+", call["required"]))
+    optional = tuple(re.findall(r"\w+", call["optional"]))
+    parameters = FunctionParameters(call["name"], (*required, *optional), required, call["await"] is not None)
     return parameters if code.endswith(_build_call(parameters, parameters.names)) else None
 
 
@@ -112,20 +129,19 @@ def _build_definition(function: Callable[..., Any], tools: Collection[str]) -> t
     for parameter in parameters.values():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise _refuse(name, f"its parameter {parameter} is no variable. Name each parameter, without * and /")
-    taken = [own for own in (plain.__name__, *parameters) if own in PROVIDED_NAMES]
-    if taken or plain.__name__ in parameters:
-        raise _refuse(name, f"{(taken or [plain.__name__])[0]} is the name of a function that code finds. Rename it")
-    # Defer annotations also if a parameter hides a builtin, because annotations may use that builtin.
-    is_waiting = bool(plain.__code__.co_flags & __future__.annotations.compiler_flag)
-    is_waiting = is_waiting or any(hasattr(builtins, parameter) for parameter in parameters)
+    own_names = [plain.__name__, *parameters]
+    for own_name in own_names:
+        if own_name in PROVIDED_NAMES or own_names.count(own_name) > 1:
+            raise _refuse(name, f"{own_name} is the name of a function that code finds. Rename it")
     provided = {plain.__name__, *PROVIDED_NAMES, *tools}
-    foreign = _find_foreign_global(FUTURE_LINE + text if is_waiting else text, provided, plain)
-    if foreign is not None and not is_waiting:  # the name may occur only in annotations, which can be deferred
-        is_waiting, foreign = True, _find_foreign_global(FUTURE_LINE + text, provided, plain)
+    is_deferred = bool(plain.__code__.co_flags & __future__.annotations.compiler_flag)
+    hides_builtin = any(hasattr(builtins, parameter) for parameter in parameters)
+    # With deferred annotations, these may use a hidden builtin or a name that the sandbox does not have.
+    if is_deferred or hides_builtin or _find_foreign_global(text, provided, plain) is not None:
+        text = FUTURE_LINE + text
+    foreign = _find_foreign_global(text, provided, plain)
     if foreign is not None:
         raise _refuse(name, _explain_global(foreign, plain))
-    if is_waiting:
-        text = FUTURE_LINE + text
     required = [name for name, parameter in parameters.items() if parameter.default is parameter.empty]
     optional = [name for name in parameters if name not in required]
     return text, FunctionParameters(
@@ -152,64 +168,72 @@ def _check_kind(function: Any) -> tuple[str, FunctionType]:
 
 
 def _read_source(name: str, function: FunctionType) -> str:
-    """Return the dedented source with one final newline. Raises ConfigurationError."""
+    """Return the source without its indent, with one final newline. Raises ConfigurationError."""
     try:
         lines, _ = inspect.getsourcelines(function)
         text = remove_indent("".join(lines).rstrip() + "\n")
-        body = parse_module(text).body
+        statements = parse_module(text).body
     except (OSError, TypeError, SyntaxError):
-        body, text = [], ""
-    definition = body[0] if len(body) == 1 else None
-    if not isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef) or definition.name != function.__name__:
-        raise _refuse(name, "its source is unknown, or changed since it was imported. Save it to a file, and import it")
-    if definition.decorator_list:
-        raise _refuse(name, "it is decorated. Pass a plain function, without decorators")
-    return text
+        text, statements = "", []
+    match statements:
+        case [ast.FunctionDef() | ast.AsyncFunctionDef() as definition] if definition.name == function.__name__:
+            if definition.decorator_list:
+                raise _refuse(name, "it is decorated. Pass a plain function, without decorators")
+            return text
+        case _:
+            raise _refuse(
+                name, "its source is unknown, or changed since it was imported. Save it to a file, and import it"
+            )
 
 
 def _build_call(parameters: FunctionParameters, names: Collection[str]) -> str:
     """Return code that calls the function and passes each of the names that is defined."""
     required = [name for name in names if name in parameters.required]
     optional = [name for name in names if name not in parameters.required]
-    lists = [json.dumps(part, ensure_ascii=False) for part in (required, optional)]
-    call = f"await {parameters.function}" if parameters.is_async else parameters.function
-    return CALL.format(call=call, required=lists[0], optional=lists[1])
+    return CALL.format(
+        call=f"await {parameters.function}" if parameters.is_async else parameters.function,
+        required=json.dumps(required, ensure_ascii=False),
+        optional=json.dumps(optional, ensure_ascii=False),
+    )
 
 
 def _find_foreign_global(text: str, provided: Collection[str], function: FunctionType) -> str | None:
     """Return the first global name in the text that neither the text, the sandbox nor Python defines, or None."""
-    used, assigned = dict[str, None](), set[str]()
-
-    def visit(table: symtable.SymbolTable) -> None:
+    used_names: list[str] = []
+    assigned_names: set[str] = set()
+    tables = [symtable.symtable(text, "<code>", "exec")]
+    for table in tables:
+        tables += table.get_children()  # The loop comes to them, too.
         for symbol in table.get_symbols():
-            name = symbol.get_name()
             is_global = symbol.is_global() or table.get_type() == "module"
             if is_global and symbol.is_referenced():
-                used[name] = None
+                used_names.append(symbol.get_name())
             if symbol.is_declared_global() and (symbol.is_assigned() or symbol.is_imported()):
-                assigned.add(name)
-        for child in table.get_children():
-            visit(child)
-
-    visit(symtable.symtable(text, "<code>", "exec"))
-    return next((name for name in used if name not in assigned and not _is_known(name, provided, function)), None)
+                assigned_names.add(symbol.get_name())
+    for name in used_names:
+        if name not in assigned_names and not _is_known(name, provided, function):
+            return name
+    return None
 
 
 def _is_known(name: str, provided: Collection[str], function: FunctionType) -> bool:
-    """Return whether a global name means the same in the sandbox: it is `provided` there, or one of Python's names."""
-    missing = object()
-    value = function.__globals__.get(name, missing)
+    """Return True if a global name means the same in the sandbox: it is `provided` there, or one of Python's names."""
+    is_of_module = name in function.__globals__
     if name in provided:
-        return value is missing or name not in PROVIDED_NAMES  # A tool may have the name of a global of the module.
-    builtin = getattr(builtins, name, missing)
-    # Notebooks wrap Python's `open`.
-    return builtin is not missing and (value is missing or getattr(value, "__wrapped__", value) is builtin)
+        return not is_of_module or name not in PROVIDED_NAMES  # A tool may have the name of a global of the module.
+    if not hasattr(builtins, name):
+        return False
+    value = function.__globals__.get(name)
+    plain_value = getattr(value, "__wrapped__", value)  # Notebooks wrap Python's `open`.
+    return not is_of_module or plain_value is getattr(builtins, name)
 
 
 def _explain_global(name: str, function: FunctionType) -> str:
     """Return the reason why a global name is refused, with a remedy."""
     value = function.__globals__.get(name)
     if isinstance(value, ModuleType):
-        line = f"import {value.__name__}" + ("" if value.__name__ == name else f" as {name}")
+        line = f"import {value.__name__}"
+        if value.__name__ != name:
+            line += f" as {name}"
         return f"it uses {name}, which is imported outside of it. Write `{line}` in the function"
     return f"it uses {name}, which it does not define. Define or import it in the function, or make it a parameter"

@@ -14,8 +14,10 @@ class RepeatedKeyError(ValueError):
 def read_float(text: str) -> float:
     """Return the text as a float. Raises ValueError if a number other than 0 and inf would become 0 or inf."""
     value = float(text)
-    if (not value or math.isinf(value)) and re.search("[1-9]", re.split("[eE]", text)[0]):
-        raise ValueError(f"{text} is {'too small' if not value else 'more than a number can be'}")
+    is_extreme = value == 0 or math.isinf(value)
+    if is_extreme and re.match("[^eE]*[1-9]", text):  # The text has a digit, so it means neither 0 nor inf.
+        problem = "too small" if value == 0 else "more than a number can be"
+        raise ValueError(f"{text} is {problem}")
     return value
 
 

@@ -1,6 +1,6 @@
-"""An encoding of NaN and infinities, which JSON lacks: null as the value, and a separate dict with the numbers.
+"""An encoding of NaN and infinities, which JSON lacks: null as the value, and the numbers in a separate dict.
 
-The keys of that dict are JSON pointers (RFC 6901), such as `{"/curve/3": "nan"}`.
+The keys of that dict are JSON pointers (RFC 6901), as in `{"/curve/3": "nan"}`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ def replace_nonfinite(value: Any) -> tuple[Any, dict[str, str]]:
 
 
 def _replace(value: Any, pointer: str, numbers: dict[str, str]) -> Any:
-    """Return a copy of the value at that pointer. Build no pointer for finite numbers: there may be a million."""
+    """Return a copy of the value at that pointer, and add its non-finite numbers to `numbers`.
+
+    Pointers of finite numbers are never built, because there may be a million.
+    """
     if isinstance(value, float):
         if value - value == 0:
             return value
@@ -54,40 +57,40 @@ def _replace(value: Any, pointer: str, numbers: dict[str, str]) -> Any:
                 items[index] = _replace(item, f"{pointer}/{index}", numbers)
         return items
     if isinstance(value, dict):
-        pairs: dict[str, Any] = value  # type: ignore[reportUnknownVariableType]
-        return {
-            key: _replace(item, f"{pointer}/{key.replace('~', '~0').replace('/', '~1')}", numbers)
-            if isinstance(item, (float, list, tuple, dict))
-            else item
-            for key, item in pairs.items()
-        }
+        fields: dict[str, Any] = dict(value)  # type: ignore[reportUnknownArgumentType]
+        for key, item in fields.items():
+            if isinstance(item, (float, list, tuple, dict)):
+                escaped_key = key.replace("~", "~0").replace("/", "~1")
+                fields[key] = _replace(item, f"{pointer}/{escaped_key}", numbers)
+        return fields
     return value
 
 
 def restore_numbers(value: Any, numbers: dict[str, str]) -> None:
     """Undo `replace_nonfinite` in place. Raises ValueError if a pointer does not lead to a null."""
     for pointer, name in numbers.items():
-        number = NUMBERS.get(name) if type(name) is str else None  # untrusted JSON may have other types
-        steps = pointer.split("/", MAX_STEPS)
-        if number is None or len(steps) < 2 or steps[0]:
+        number = NUMBERS.get(name) if type(name) is str else None  # Untrusted JSON may have other types.
+        if number is None or not pointer.startswith("/"):
             raise ValueError("a non-finite number is named by a JSON pointer, and is nan, inf or -inf")
-        around = value
-        for step in steps[1:-1]:
-            around = around[_find_place(around, step)]
-        place = _find_place(around, steps[-1])
-        if around[place] is not None:
+        *outer_steps, last_step = pointer.split("/", MAX_STEPS)[1:]
+        container = value
+        for step in outer_steps:
+            container = container[_find_key(container, step)]
+        key = _find_key(container, last_step)
+        if container[key] is not None:
             raise ValueError("a number that is not finite is null in the JSON beside it")
-        around[place] = number
+        container[key] = number
 
 
-def _find_place(around: Any, step: str) -> Any:
+def _find_key(container: Any, step: str) -> Any:
     """Return the dict key or list index that a pointer's step names. Raises ValueError if it does not exist."""
-    if type(around) is dict:
+    is_index = len(step) < 10 and step.isascii() and step.isdigit()
+    if type(container) is dict:
         key = step.replace("~1", "/").replace("~0", "~")
-        if key in around:
+        if key in container:
             return key
-    elif type(around) is list and len(step) < 10 and step.isascii() and step.isdigit():
-        items: Any = around  # type: ignore[reportUnknownVariableType]
+    elif type(container) is list and is_index:
+        items: Any = container  # type: ignore[reportUnknownVariableType]
         if int(step) < len(items):
             return int(step)
     raise ValueError("a JSON pointer to what is not there")

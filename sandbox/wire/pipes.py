@@ -40,7 +40,7 @@ def write_available(fd: int, parts: list[T]) -> list[T]:
 
 
 def widen_pipe(fd: int, size: int) -> None:
-    """Request a pipe buffer of `size` bytes, so that large data needs few turns of the loop."""
+    """Request a pipe buffer of `size` bytes, so that large data needs few reads and writes."""
     try:
         fcntl.fcntl(fd, 1031, size)  # F_SETPIPE_SZ; the constant exists only from Python 3.10
     except OSError:

@@ -10,6 +10,10 @@ from __future__ import annotations
 import os
 import sys
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 CONFIGURATION = "home = {home}\ninclude-system-site-packages = false\nexecutable = {python}\n"
 # `addsitedir` also processes the .pth files of a site directory. Names inside the comprehensions resolve in `site`,
 # which runs this line. The line is ASCII, because Python 3.11 reads the file in the locale's encoding.
@@ -20,7 +24,8 @@ IMPORT_LINE = (
 )
 VERSION = f"python{sys.version_info[0]}.{sys.version_info[1]}"
 EXECUTABLES = ("python", "python3", VERSION)
-SITE_DIRECTORIES = ("lib", VERSION + ("t" if "t" in getattr(sys, "abiflags", "") else ""), "site-packages")
+THREADING_FLAG = "t" if "t" in getattr(sys, "abiflags", "") else ""  # of a Python without a global lock
+SITE_DIRECTORIES = ("lib", VERSION + THREADING_FLAG, "site-packages")
 IMPORT_FILE = "rlm-batch.pth"
 
 
@@ -61,33 +66,44 @@ def write_python_directory(
 
 
 def remove_python_directory(folder: str) -> None:
-    """Remove a directory of `write_python_directory`. This opens no file, so it works at the limit of open files.
+    """Remove a directory of `write_python_directory`. Raises OSError if it has other files.
 
-    Raises OSError if the directory has other files.
+    This opens no file, so it works at the limit of open files.
     """
-    directories = ["/".join([folder, *SITE_DIRECTORIES[:depth]]) for depth in (3, 2, 1, 0)]
+    library, version, site = SITE_DIRECTORIES
+    directories = [
+        f"{folder}/{library}/{version}/{site}",
+        f"{folder}/{library}/{version}",
+        f"{folder}/{library}",
+        folder,
+    ]
     paths = [f"{folder}/pyvenv.cfg", f"{directories[0]}/{IMPORT_FILE}"]
     if os.path.islink(f"{folder}/bin"):
         paths.append(f"{folder}/bin")
     else:
         paths += [f"{folder}/bin/{name}" for name in EXECUTABLES]
         directories.insert(0, f"{folder}/bin")
-    for remove, group in ((os.unlink, paths), (os.rmdir, directories)):
-        for path in group:
-            try:
-                remove(path)
-            except FileNotFoundError:
-                pass
+    for path in paths:
+        _remove(os.unlink, path)
+    for directory in directories:
+        _remove(os.rmdir, directory)
+
+
+def _remove(remove: Callable[[str], None], path: str) -> None:
+    try:
+        remove(path)
+    except FileNotFoundError:
+        pass
 
 
 def link_python(folder: str, python: str) -> None:
     """Link `python` in `folder` under the usual names of the running Python version. Raises OSError."""
-    first, *others = [f"{folder}/{name}" for name in EXECUTABLES]
-    os.symlink(python, first)
-    for path in others:
+    first_path, *other_paths = [f"{folder}/{name}" for name in EXECUTABLES]
+    os.symlink(python, first_path)
+    for path in other_paths:
         try:
-            # Another name for the same link takes a tenth of the time of a new link.
-            os.link(first, path, follow_symlinks=False)
+            # A hard link to the first link takes a tenth of the time of a new link.
+            os.link(first_path, path, follow_symlinks=False)
         except OSError:  # Some file systems have no hard links.
             os.symlink(python, path)
 

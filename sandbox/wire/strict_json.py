@@ -12,6 +12,7 @@ from .names import add_article
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any, NoReturn
 
 _FIRST_UNREADABLE_INTEGER = 10**4300  # Python's default limit refuses to parse such integers
@@ -87,23 +88,26 @@ def encode_in_parts(fields: dict[str, Any]) -> list[bytes]:
     if not any(map(_has_few_escapes, fields.values())):
         return [dumps(fields).encode("utf-8")]
     parts: list[bytes] = []
-    words, begin = "", "{"
+    json = ""  # the JSON after the last large text
+    separator = "{"
     for name, value in fields.items():
-        words += f"{begin}{dumps(name)}:"
-        begin = ","
+        json += f"{separator}{dumps(name)}:"
+        separator = ","
         if _has_few_escapes(value):
-            parts += f'{words}"'.encode(), _escape_text(value).encode("utf-8")
-            words = '"'
+            parts += f'{json}"'.encode(), _escape_text(value).encode("utf-8")
+            json = '"'
         else:
-            words += dumps(value)
-    return [*parts, (words + "}").encode("utf-8")]
+            json += dumps(value)
+    return [*parts, (json + "}").encode("utf-8")]
 
 
 def _has_few_escapes(value: Any) -> bool:
     """Return True for a large text whose beginning needs few escapes."""
     if type(value) is not str or len(value) < _LARGE_TEXT:
         return False
-    return sum(map(value[:_LARGE_TEXT].count, ('"', "\n", "\\"))) < _LARGE_TEXT // 32
+    beginning = value[:_LARGE_TEXT]
+    escapes = beginning.count('"') + beginning.count("\n") + beginning.count("\\")
+    return escapes < _LARGE_TEXT // 32
 
 
 def _escape_text(text: str) -> str:
@@ -125,7 +129,9 @@ def is_certainly_json(value: Any) -> bool:
         return value - value == 0  # neither infinite nor NaN
     if kind is list or kind is tuple:
         return all(map(is_certainly_json, value))
-    return kind is dict and all(type(key) is str for key in value) and all(map(is_certainly_json, value.values()))
+    if kind is not dict:
+        return False
+    return all(type(key) is str for key in value) and all(map(is_certainly_json, value.values()))
 
 
 def convert_fields(
@@ -133,8 +139,8 @@ def convert_fields(
 ) -> dict[str, Any]:
     """Return the fields with arrays converted to lists of Python numbers.
 
-    An array becomes the result of its `tolist`, unless the list loses a date's unit or the index of a Series. The
-    numbers of float64 and int64 arrays stay exact.
+    An array is converted by its `tolist`. An array of dates and a Series with an index are refused, because the list
+    would lose the unit or the index. Numbers of float64 and int64 arrays stay exact.
 
     Args:
         fields: Values by name.
@@ -197,13 +203,12 @@ class _Converter:
             count = 1
             for length in getattr(array, "shape", ()):
                 count *= length
-            if self._max_items is None or count <= self._max_items:
-                value = array.tolist()
-            else:
+            if self._max_items is not None and count > self._max_items:
                 raise NotJsonError(
                     f"{place} is an array of {count:,} items, and takes at most {self._max_items:,}: save "
                     "it to the volume with save_to_volume and return its path, or return less of it"
                 )
+            value = array.tolist()
             if is_certainly_json(value):
                 return value
             if type(value) is kind:  # for example numpy's longdouble, which has no Python equivalent
@@ -211,38 +216,43 @@ class _Converter:
         except (RecursionError, MemoryError, NotJsonError):
             raise
         except Exception as error:  # noqa: BLE001 - untrusted code may define tolist()
-            said = f"{type(error).__name__}: {error}".rstrip(".")
-            reason = f"{place} is {add_article(kind.__qualname__)} whose tolist() raised {said}"
+            problem = f"{type(error).__name__}: {error}".rstrip(".")
+            reason = f"{place} is {add_article(kind.__qualname__)} whose tolist() raised {problem}"
             raise self._refuse(array, place, reason) from None
         return self.convert(value, place)
 
     def _refuse(self, value: Any, place: str, reason: str) -> NotJsonError:
         """Return an error with an expression for a value of a well-known class, or with the kinds of JSON."""
-        kind: Any = type(value)  # type: ignore[reportUnknownVariableType]
-        known = (expression.format(place) for name, expression in CONVERSIONS.items() if hasattr(kind, name))
-        return NotJsonError(f"{reason}: use {next(known, JSON_KINDS)}")
+        for attribute, expression in CONVERSIONS.items():
+            if hasattr(type(value), attribute):
+                return NotJsonError(f"{reason}: use {expression.format(place)}")
+        return NotJsonError(f"{reason}: use {JSON_KINDS}")
 
 
 def find_loss(array: Any) -> str | None:
-    """Return what an array's `tolist` would lose and what to use instead, or None if it loses nothing."""
+    """Return a description of what an array's `tolist` would lose, with a remedy; None if it loses nothing."""
     dtype = getattr(array, "dtype", None)
-    if getattr(dtype, "kind", None) in ("m", "M"):
+    if getattr(dtype, "kind", None) in ("m", "M"):  # dates and durations
         return f"({dtype}), which is not JSON: use astype(str)"
     index = getattr(array, "index", None)
+    has_index = index is not None and not callable(index)  # A list's `index` is a method.
     is_default = getattr(index, "start", None) == 0 and getattr(index, "step", None) == 1
-    if index is not None and not callable(index) and not is_default:
+    if has_index and not is_default:
         return "with an index, which a list would lose: use to_dict(), or tolist() without the index"
     return None
 
 
 def encode_fields(fields: dict[str, Any]) -> bytes:
-    """Return the fields as compact UTF-8 JSON; tuples and arrays become lists. Raises NotJsonError, with the field."""
+    """Return the fields as compact UTF-8 JSON, with tuples and arrays as lists.
+
+    Raises NotJsonError, which names the field.
+    """
     fields = convert_fields(fields)
     try:
         return b"".join(encode_in_parts(fields))
     except (ValueError, RecursionError):
         pass
-    for name, value in fields.items():  # find the field at fault
+    for name, value in fields.items():  # Find the field at fault.
         try:
             dumps({name: value}).encode("utf-8")
         except (ValueError, RecursionError) as error:
@@ -254,13 +264,21 @@ def has_too_many_containers(value: Any, encoded: bytes) -> bool:
     """Return True if a value has more lists and dicts than the host accepts; `encoded` is its JSON."""
     if encoded.count(b"[") + encoded.count(b"{") <= MAX_CONTAINERS:
         return False
-    containers = 0
-    level: list[Any] = [value]
-    while level and containers <= MAX_CONTAINERS:  # count exactly: texts may contain brackets, too
-        below: list[Any] = []
-        for item in level:
-            if isinstance(item, (dict, list, tuple)):
-                containers += 1
-                below += item.values() if isinstance(item, dict) else item  # type: ignore[reportUnknownMemberType]
-        level = below
-    return containers > MAX_CONTAINERS
+    # Count exactly, because texts may contain brackets, too.
+    count = 0
+    for containers in walk_levels(value):
+        count += len(containers)
+        if count > MAX_CONTAINERS:
+            return True
+    return False
+
+
+def walk_levels(value: Any) -> Iterator[list[Any]]:
+    """Yield the lists and dicts of a value, level by level. Recursion could reach Python's own limit."""
+    containers: list[Any] = [value] if isinstance(value, (dict, list, tuple)) else []
+    while containers:
+        yield containers
+        items: list[Any] = []
+        for container in containers:
+            items += container.values() if isinstance(container, dict) else container
+        containers = [item for item in items if isinstance(item, (dict, list, tuple))]

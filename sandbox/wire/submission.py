@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .frames import BadFrameError
-from .strict_json import MAX_CONTAINERS, has_too_many_containers
+from .strict_json import MAX_CONTAINERS, has_too_many_containers, walk_levels
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,21 +28,25 @@ class SubmissionError(ValueError):
 def check_fields(fields: dict[str, Any], expected: list[dict[str, str]]) -> None:
     """Raise SubmissionError unless the fields have the expected names and types."""
     names = [field["name"] for field in expected]
-    wanted = "SUBMIT takes " + ", ".join(names)
+    usage = "SUBMIT takes " + ", ".join(names)
     unknown = [name for name in fields if name not in names]
     if unknown:
-        raise SubmissionError(f"{wanted}; it has no field {unknown[0]!r}")
+        raise SubmissionError(f"{usage}; it has no field {unknown[0]!r}")
     missing = [name for name in names if name not in fields]
     if missing:
-        raise SubmissionError(f"{wanted}; missing: {', '.join(missing)}")
-    kinds: dict[str, Any] = {
+        raise SubmissionError(f"{usage}; missing: {', '.join(missing)}")
+    classes: dict[str, Any] = {
         "str": str, "int": int, "float": (int, float), "bool": bool, "list": (list, tuple), "dict": dict,
     }  # fmt: skip
     for field in expected:
-        value, kind = fields[field["name"]], field.get("type", "")
-        is_wrong_bool = isinstance(value, bool) and kind in ("int", "float")
-        if kind in kinds and (is_wrong_bool or not isinstance(value, kinds[kind])):
-            raise SubmissionError(f"the field {field['name']!r} must be {kind}, not {type(value).__name__}")
+        name = field["name"]
+        value = fields[name]
+        type_name = field.get("type", "")
+        if type_name not in classes:
+            continue
+        is_wrong_bool = isinstance(value, bool) and type_name in ("int", "float")  # A bool is an int in Python.
+        if is_wrong_bool or not isinstance(value, classes[type_name]):
+            raise SubmissionError(f"the field {name!r} must be {type_name}, not {type(value).__name__}")
 
 
 def check_limits(fields: dict[str, Any], body: bytes) -> None:
@@ -81,18 +85,8 @@ def check_submission(value: Any, body: bytes, expected: list[dict[str, str]] | N
 
 
 def is_deeper(value: Any, depth: int) -> bool:
-    """Return True if lists and dicts are nested deeper than `depth`. This walks by level, without recursion."""
-    level = [value]
-    while level and depth > 0:
-        inner: list[Any] = []
-        for item in level:
-            if isinstance(item, dict):
-                inner += [part for part in item.values() if isinstance(part, (dict, list, tuple))]  # type: ignore[reportUnknownVariableType]
-            elif isinstance(item, (list, tuple)):
-                inner += [part for part in item if isinstance(part, (dict, list, tuple))]  # type: ignore[reportUnknownVariableType]
-        depth -= 1
-        level = inner
-    return bool(level)
+    """Return True if lists and dicts are nested deeper than `depth`."""
+    return any(number > depth for number, _ in enumerate(walk_levels(value), 1))
 
 
 def check_bundle(bundle: Any, body: bytes) -> dict[str, Any]:
