@@ -11,8 +11,7 @@ NOTICE_SECONDS = 1.0  # seconds until a running removal is logged
 async def run_shielded(work: Awaitable[object]) -> None:
     """Run the work to its end even if the caller is cancelled meanwhile, then raise the cancellation.
 
-    The cancellation also replaces an error of the work. Otherwise the cancelled caller would handle the error and
-    continue.
+    The cancellation replaces an error of the work, because the cancelled caller could handle the error and continue.
     """
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
@@ -34,8 +33,8 @@ async def run_shielded(work: Awaitable[object]) -> None:
 @contextmanager
 def announce_removal(log: logging.Logger) -> Generator[None]:
     """Log a warning if removing a starting sandbox takes longer than a second."""
-    text = "removing a sandbox that is still starting"
-    timer = asyncio.get_running_loop().call_later(NOTICE_SECONDS, log.warning, text)
+    loop = asyncio.get_running_loop()
+    timer = loop.call_later(NOTICE_SECONDS, log.warning, "removing a sandbox that is still starting")
     try:
         yield
     finally:

@@ -49,8 +49,9 @@ class ThreadPool:
     async def run_in_thread(self, function: Callable[[], T]) -> T:
         """Run the function with the caller's context variables. Return its result or raise its error.
 
-        A cancelled caller does not wait for the function. The function is skipped if it has not begun.
+        A cancelled caller does not wait for the function, which is skipped if it has not begun.
         """
+        # A future refuses a StopIteration as its error, so the error is part of the result.
         future: concurrent.futures.Future[tuple[Any, BaseException | None]] = concurrent.futures.Future()
 
         def call_function() -> None:
@@ -59,7 +60,7 @@ class ThreadPool:
             try:
                 outcome = function(), None
             except BaseException as error:  # noqa: BLE001 - raised for the caller of `run_in_thread`
-                outcome = None, error  # A future refuses a StopIteration, so the error is part of the result.
+                outcome = None, error
             future.set_result(outcome)
 
         self.submit(functools.partial(contextvars.copy_context().run, call_function))

@@ -23,10 +23,9 @@ def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
     for what a check judged.
     """
     meta = {item.name: getattr(outcome.meta, item.name) for item in fields(Meta)}
-    meta["reports"] = [list(report) for report in outcome.meta.reports]
-    for report in meta["reports"]:
-        if not math.isfinite(report[1]):
-            report[1] = str(report[1])
+    meta["reports"] = reports = list[list[Any]]()
+    for step, value in outcome.meta.reports:
+        reports.append([step, value if math.isfinite(value) else str(value)])
     # Leave out the fields that are empty in most lines.
     for name in ("reports", "pruned", "displays", "tool_calls", "collected", "not_collected", "exited"):
         if not meta[name]:

@@ -33,7 +33,7 @@ class AsyncInterpreter(BaseInterpreter[Coroutine[Any, Any, "Result"]]):
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
         self._shared_queries: Queries | None = None
-        self._asking_numbers = itertools.count()  # numbers of executions with queries, in the open sandbox
+        self._query_numbers = itertools.count()  # numbers of executions that may query, in the open sandbox
         self._interpreter: Interpreter | None = None
         self._loop: asyncio.AbstractEventLoop | None = None  # event loop of the open sandbox
 
@@ -42,11 +42,13 @@ class AsyncInterpreter(BaseInterpreter[Coroutine[Any, Any, "Result"]]):
         return self
 
     async def _start(self) -> Interpreter:
+        """Return the open interpreter of the sandbox. Open a new one if there is none."""
         if self._interpreter is None or self._interpreter.is_shut_down:  # A failed preparation shuts it down.
             self._interpreter = Interpreter(self._open, timeout=self.timeout, tools=self.tools, prepare=self._prepare)
-            self._shared_queries, self._asking_numbers = None, itertools.count()
+            self._shared_queries = None
+            self._query_numbers = itertools.count()
             self._loop = asyncio.get_running_loop()
-        elif self._loop is not asyncio.get_running_loop():  # waits would hang: data arrives on the other loop
+        elif self._loop is not asyncio.get_running_loop():  # Waits would hang, because data arrives on the other loop.
             raise ConfigurationError(OTHER_LOOP)
         interpreter = self._interpreter
         await interpreter.start()
@@ -76,18 +78,21 @@ class AsyncInterpreter(BaseInterpreter[Coroutine[Any, Any, "Result"]]):
         return await download_file((await self._start()).sandbox, path)
 
     def _get_queries(self, interpreter: Interpreter) -> Queries | None:
+        """Return the query functions of the next execution: new ones, or those that all executions share."""
         if self._make_queries is None:
             return None
-        if self._shares_limits and self._shared_queries is not None:
+        if self._shared_queries is not None:
             return self._shared_queries
-        queries = self._make_queries(interpreter, int(self._shares_limits))
-        queries.numbers = (next(self._asking_numbers),)  # unique per execution, unlike the seed's index
+        depth = 1 if self._shares_limits else 0
+        queries = self._make_queries(interpreter, depth)
+        queries.numbers = (next(self._query_numbers),)  # unique per execution, unlike the seed's index
         if self._shares_limits:
             self._shared_queries = queries
         return queries
 
     async def shutdown(self) -> None:
-        interpreter, self._interpreter = self._interpreter, None
+        interpreter = self._interpreter
+        self._interpreter = None
         if interpreter is not None:
             await interpreter.shutdown()
 

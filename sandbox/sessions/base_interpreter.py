@@ -151,8 +151,8 @@ class BaseInterpreter(Generic[R]):
             on_output: Function called with ("stdout" or "stderr", text) while the code writes. It runs on the calling
                 thread; in async code it runs on the event loop and blocks it. If it raises, the error is logged and
                 `on_output` is not called again.
-            refuse_exit: Treat `exit()` as a failure, even with status 0, and in a context put back what
-                code has changed of the names that it found. Default: False.
+            refuse_exit: Treat `exit()` as a failure, even with status 0, and restore SUBMIT and other provided names
+                that earlier code has overwritten. Default: False.
             collect: Patterns of files in the working folder (`*.png`, `out/model.bin`, `out/**`). Files that the code
                 created or changed are copied to the host, with their directories. Default: none.
             collect_to: Target directory; existing files of the same name are replaced. By default a new temporary

@@ -31,13 +31,17 @@ async def upload_file(sandbox: Sandbox, path: str, data: FileData) -> None:
 async def download_file(sandbox: Sandbox, path: str) -> bytes:
     """Return the bytes of a file below the sandbox's working folder. Raises VolumeError."""
     _check_path(path)
-    limit = MAX_FILE_BYTES if sandbox.disk_mib is None else min(MAX_FILE_BYTES, sandbox.disk_mib * 1024 * 1024)
-    return await sandbox.download(path, max_bytes=limit)  # limited: sparse files can exceed the sandbox's disk size
+    max_bytes = MAX_FILE_BYTES
+    if sandbox.disk_mib is not None:  # Sparse files can exceed the sandbox's disk size.
+        max_bytes = min(max_bytes, sandbox.disk_mib * 1024 * 1024)
+    return await sandbox.download(path, max_bytes=max_bytes)
 
 
 def _check_path(path: str) -> None:
-    parts = PurePosixPath(path).parts if isinstance(path, str) else ()  # type: ignore[reportUnnecessaryIsInstance]
-    if not parts or parts[0] == "/" or ".." in parts or "\0" in path:
+    is_text = isinstance(path, str)  # type: ignore[reportUnnecessaryIsInstance]
+    parts = PurePosixPath(path).parts if is_text else ()
+    leaves_folder = parts[:1] == ("/",) or ".." in parts
+    if not parts or leaves_folder or "\0" in path:
         raise VolumeError(f"{path!r} is not in the sandbox's working folder: name a file in it, without '..'")
 
 

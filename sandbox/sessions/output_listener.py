@@ -19,8 +19,10 @@ log = logging.getLogger("rlm_batch.interpreter")
 class OutputListener:
     """A listener that calls a function with each piece of output: the stream's name and the text.
 
-    If the function raises an Exception, the listener logs it and does not call the function again. Raises
-    ConfigurationError if the function is not callable or is async.
+    If the function raises an Exception, the listener logs it and does not call the function again.
+
+    Raises:
+        ConfigurationError: The function is not callable or is async.
     """
 
     def __init__(self, on_output: OnOutput) -> None:
@@ -42,12 +44,13 @@ class OutputListener:
             log.warning(
                 "on_output raised %s: %s; it is not called again for this execution, and the result's "
                 "meta has all output",
-                *(type(error).__name__, error),
+                type(error).__name__,
+                error,
             )
 
 
 class OutputQueue:
-    """A queue that passes output to the thread that waits for the execution. That thread calls the listener."""
+    """A queue that brings output to the thread that waits for the execution, where it calls `on_output`."""
 
     def __init__(self, on_output: OnOutput = lambda _stream, _text: None) -> None:
         self._listener = OutputListener(on_output)
@@ -72,7 +75,7 @@ class OutputQueue:
         """Deliver all queued output, and return the seconds that this took."""
         if self._queue.empty():
             return 0.0
-        since = time.monotonic()
+        began_at = time.monotonic()
         while not self._queue.empty():
             self.wait(0.0)
-        return time.monotonic() - since
+        return time.monotonic() - began_at

@@ -223,8 +223,9 @@ class _Converter:
 
     def _refuse(self, value: Any, place: str, reason: str) -> NotJsonError:
         """Return an error with an expression for a value of a well-known class, or with the kinds of JSON."""
+        kind: Any = type(value)  # type: ignore[reportUnknownVariableType]
         for attribute, expression in CONVERSIONS.items():
-            if hasattr(type(value), attribute):
+            if hasattr(kind, attribute):
                 return NotJsonError(f"{reason}: use {expression.format(place)}")
         return NotJsonError(f"{reason}: use {JSON_KINDS}")
 
