@@ -64,7 +64,7 @@ LABEL: Label = partial(label_execution, "execution")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The plan of one flow run: its executions, and what only their flow knows."""
+    """The plan of one flow run: its executions, and settings that only some flows need."""
 
     total: int
     items: Iterable[Item] = ()  # iterated again if Prefect retries the flow run

@@ -264,10 +264,11 @@ class TrialsReport(Report[Outcome]):
     ) -> None:
         self._outcomes, self.results_path, self.spec, self.flow, self.name = outcomes, results_path, spec, flow, name
         self._best = BestTrials(spec)
-        # Read one trial at a time, because memory may not hold all trials of a sharded job.
-        for trial in self.rows_outcomes if spec.objectives else ():
-            if isinstance(trial, Result):
-                self._best.consider(trial)
+        if spec.objectives:
+            # Read one trial at a time, because memory may not hold all trials of a sharded job.
+            for trial in self.rows_outcomes:
+                if isinstance(trial, Result):
+                    self._best.consider(trial)
 
     @property
     def trials(self) -> Sequence[Outcome]:

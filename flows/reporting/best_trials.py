@@ -20,8 +20,8 @@ class BestTrials:
     """
 
     spec: ReportSpec
-    # The losses of each of the best trials, and its result.
-    _best: list[tuple[tuple[Any, ...], Result]] = field(default_factory=list[tuple[tuple[Any, ...], Result]])
+    # The rank of the best trial, or the losses of each trial on the front, and its result.
+    _best: list[tuple[tuple[float, ...], Result]] = field(default_factory=list[tuple[tuple[float, ...], Result]])
 
     @property
     def results(self) -> list[Result]:
@@ -49,18 +49,23 @@ class BestTrials:
         scores = read_scores(result, self.spec)
         if scores is None or not self.spec.is_feasible(result.outputs):
             return scores
-        losses: tuple[Any, ...] = compute_losses(scores, self.spec)
+        losses = compute_losses(scores, self.spec)
         if len(losses) == 1:
-            # A single objective becomes one value that orders all trials, so that exactly one of them is the best.
-            has_diverged = not math.isfinite(losses[0])
-            losses = ((has_diverged, 0.0 if has_diverged else losses[0], result.meta.index or 0),)
-        if not any(_is_better(other, losses) for other, _ in self._best):
+            rank = _rank_loss(losses[0], result.meta.index or 0)
+            if not self._best or rank < self._best[0][0]:
+                self._best = [(rank, result)]
+        elif not any(_is_better(other, losses) for other, _ in self._best):
             self._best = [(other, trial) for other, trial in self._best if not _is_better(losses, other)]
             self._best.append((losses, result))
         return scores
 
 
-def _is_better(first: tuple[Any, ...], second: tuple[Any, ...]) -> bool:
+def _rank_loss(loss: float, number: int) -> tuple[float, ...]:
+    """Return a rank that is less for a better trial: finite values come first, and of equal ones the first trial."""
+    return (0, loss, number) if math.isfinite(loss) else (1, 0.0, number)
+
+
+def _is_better(first: tuple[float, ...], second: tuple[float, ...]) -> bool:
     """Return whether the first losses are less in one objective, and greater in none."""
     return first != second and all(a <= b for a, b in zip(first, second, strict=True))
 

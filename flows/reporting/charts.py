@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..search.importances import Importances
 from .best_trials import is_score
@@ -117,7 +117,7 @@ def _draw_curves(summary: RunSummary) -> list[Chart]:
 
 
 def _draw_front(summary: RunSummary, number: int) -> Chart:
-    """Draw the first objective and that with a number: trials as dots, and the front as larger dots with a line."""
+    """Draw trials by the first objective and objective `number`: small dots, and large ones for the Pareto front."""
     first, other = summary.spec.objectives[0], summary.spec.objectives[number]
     title = f"{first.name} and {other.name}, with the Pareto front"
     feasible = [(point.value, point.values[number]) for point in summary.points if point.is_feasible]
@@ -186,7 +186,10 @@ def _draw_heat_map(summary: RunSummary, names: list[str]) -> list[Chart]:
 
 
 def _group_values(values: Sequence[Any]) -> tuple[list[str], list[int]] | None:
-    """Return the labels of the rows or columns of a heat map, and each value's row or column. None for too many."""
+    """Return the labels of the rows or columns of a heat map, and the number of each value's row or column.
+
+    Return None for too many values that are not numbers.
+    """
     is_numeric = all(map(is_score, values))
     keys = [float(value) for value in values] if is_numeric else [str(value) for value in values]
     distinct: list[Any] = sorted(set(keys))
@@ -214,26 +217,30 @@ def _draw_parallel(summary: RunSummary, names: list[str]) -> list[Chart]:
     ranked = sorted(summary.points, key=lambda point: (point.index in best, -sign * point.value))
     points = ranked[-MAX_LINES:]
     names = names[: MAX_AXES - len(spec.objectives)]
+    if not names:
+        return []
     lower, upper = BOTTOM + 10.0, TOP + 24.0
     columns = [[point.variables.get(name) for point in points] for name in names]
     columns += [[point.values[number] for point in points] for number in range(len(spec.objectives))]
-    axes = [_place_values(column, lower, upper) for column in columns]
-    if not names or None in axes:
-        return []
+    axes: list[PlacedValues] = []
+    for column in columns:
+        axis = _place_values(column, lower, upper)
+        if axis is None:
+            return []
+        axes.append(axis)
     titles = [*names, *(_name_objective(item.name, summary) for item in spec.objectives)]
     gap = (RIGHT - LEFT - 40) / (len(titles) - 1)
     drawing = Drawing("every trial over its variables")
     xs = [LEFT + number * gap for number in range(len(titles))]
-    pixels = [axis[0] for axis in axes if axis is not None]
     for number, point in enumerate(points):
-        path = _trace_line([(x, ys[number]) for x, ys in zip(xs, pixels, strict=True)])
+        path = _trace_line([(x, axis.pixels.get(number)) for x, axis in zip(xs, axes, strict=True)])
         strength = 0.06 + 0.6 * ((number + 1) / len(points)) ** 2
         style = BEST_LINE if point.index in best else f'stroke="{DOT}" stroke-opacity="{strength:.2f}"'
         drawing.add_path(path, style)
     for x, title, axis in zip(xs, titles, axes, strict=True):
         drawing.add_path(f"M{x:.1f} {upper}V{lower}", f'stroke="{INK}"')
         drawing.add_text(x, lower + 24, shorten(title, 14), "middle")
-        for y, label in [] if axis is None else axis[1]:
+        for y, label in axis.labels:
             drawing.add_path(f"M{x - 3:.1f} {y:.1f}h6", f'stroke="{INK}"')
             drawing.add_text(x - 6, y + 4, label[:9], "end", size=11, more=HALO)
     return [("every trial over its variables, the best in front", drawing.write())]
@@ -251,23 +258,29 @@ def _trace_line(points: Sequence[tuple[float, float | None]]) -> str:
     return path
 
 
-def _place_values(
-    values: Sequence[Any], lower: float, upper: float
-) -> tuple[list[float | None], list[tuple[float, str]]] | None:
-    """Return each value's pixel on an axis, and the axis's labels with their pixels. None for too many names."""
-    present = [value for value in values if value is not None]
-    if present and all(map(is_score, present)):
-        axis = Axis(min(present), max(present), lower, upper, room=0.02)
+class PlacedValues(NamedTuple):
+    """An axis of parallel coordinates, with a value of each point."""
+
+    pixels: dict[int, float]  # the pixel of each value that is not None, by its position among the values
+    labels: list[tuple[float, str]]  # pixels and texts
+
+
+def _place_values(values: Sequence[Any], lower: float, upper: float) -> PlacedValues | None:
+    """Return an axis with these values between two pixels. Return None for too many values that are not numbers."""
+    present = {number: value for number, value in enumerate(values) if value is not None}
+    if present and all(map(is_score, present.values())):
+        axis = Axis(min(present.values()), max(present.values()), lower, upper, room=0.02)
         ticks = [(axis.at(tick), f"{tick:.4g}") for tick in axis.ticks()]
-        return [None if value is None else axis.at(value) for value in values], ticks
-    names = list(dict.fromkeys(map(_make_label, present)))
-    if len(names) > MAX_NAMES:
+        return PlacedValues({number: axis.at(value) for number, value in present.items()}, ticks)
+    names = {number: _make_label(value) for number, value in present.items()}
+    distinct = sorted(set(names.values()))
+    if len(distinct) > MAX_NAMES:
         return None
-    step = (lower - upper) / max(1, len(names))
-    pixels = {name: lower - (number + 0.5) * step for number, name in enumerate(names)}
-    shown = [names[number] for number in _thin_out(len(names), MAX_SHOWN_NAMES)]
+    step = (lower - upper) / max(1, len(distinct))
+    pixels = {name: lower - (number + 0.5) * step for number, name in enumerate(distinct)}
+    shown = [distinct[number] for number in _thin_out(len(distinct), MAX_SHOWN_NAMES)]
     labels = [(pixels[name], name) for name in shown]
-    return [None if value is None else pixels[_make_label(value)] for value in values], labels
+    return PlacedValues({number: pixels[name] for number, name in names.items()}, labels)
 
 
 def _make_label(value: Any) -> str:

@@ -141,11 +141,7 @@ class Columns:
             names[column.key] = column.name
             if for_people and column.heading is not None:
                 names[column.key] = column.heading
-        own: list[Column] = []
-        for source, known in self.types.items():
-            for name, types in known.items():
-                kind = _merge_types(types).replace(LONG, "int").replace(EMPTY, "text")
-                own.append(Column(name, kind, partial(_get_item, source, name), tables, source=source))
+        own = self._list_own(tables)
         # Shorter names come first: the field `x` gets `outputs.x` even if code also submits a field of that name.
         used = set(names.values())
         for column in sorted(own, key=lambda column: (column.source == OUTPUTS, len(column.name))):
@@ -155,6 +151,15 @@ class Columns:
             names[column.key] = name
             used.add(name)
         return [(names[column.key], column) for column in (*leading, *own, *others)]
+
+    def _list_own(self, tables: Tables) -> list[Column]:
+        """Return the columns of variables and fields."""
+        columns: list[Column] = []
+        for source, known in self.types.items():
+            for name, types in known.items():
+                kind = _merge_types(types).replace(LONG, "int").replace(EMPTY, "text")
+                columns.append(Column(name, kind, partial(_get_item, source, name), tables, source=source))
+        return columns
 
 
 def _get_item(source: str, name: str, outcome: Outcome) -> Any:

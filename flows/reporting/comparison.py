@@ -185,7 +185,10 @@ def _parse_float(text: str) -> float:
 
 
 def _list_numbers(outcome: Outcome, spec: ReportSpec) -> dict[str, float]:
-    """Return the numeric fields without repeated variables and statistics of a group. Bools count as 0 and 1."""
+    """Return the numeric fields, except those that equal a variable, and except the statistics of repeats.
+
+    Bools count as 0 and 1.
+    """
     if isinstance(outcome, Failure):
         return {}
     outputs, variables = outcome.outputs, outcome.meta.variables

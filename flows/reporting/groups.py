@@ -148,7 +148,7 @@ class GroupCollector:
 
 
 def group_outcomes(outcomes: Iterable[Outcome], spec: ReportSpec) -> Iterator[Outcome]:
-    """Yield the outcome of each group, in the order in which groups end; every outcome if the run has no repeats."""
+    """Yield the outcome of each group once the group is complete. Without repeats, yield every outcome."""
     if spec.repeats is None:
         yield from outcomes
         return

@@ -72,13 +72,14 @@ class LedgerReader:
 
     def _find_number(self, line: LedgerLine) -> int | None:
         """Return the execution's number in the last run. An earlier run may have had fewer repeats, or none."""
-        number, group = line.data.get("index"), line.data["meta"].get("group")
-        repeats = self._repeats
-        if number is None or repeats is None:
+        number, group, repeats = line.data.get("index"), line.data["meta"].get("group"), self._repeats
+        if repeats is None:
             return number if group is None else group
         if group is not None:
             return group * repeats.count + line.data["meta"].get("repeat", 0)
-        # A run without repeats wrote the line. A number beyond its groups belongs to a reduction of chunks.
+        if number is None:  # `run_code` wrote the line.
+            return None
+        # A run without repeats wrote the line, so its number is that of a group, or of a reduction of chunks.
         return number * repeats.count if number < repeats.groups else repeats.total
 
     def _is_in_run(self, line: LedgerLine) -> bool:

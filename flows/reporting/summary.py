@@ -245,7 +245,8 @@ class RunSummary:
 
         `shows_usage` adds columns with the CPU seconds and the peak memory.
         """
-        return self.table.build_rows(self.best.numbers, Tables.LEDGER | (Tables.USAGE if shows_usage else Tables(0)))
+        tables = Tables.LEDGER | Tables.USAGE if shows_usage else Tables.LEDGER
+        return self.table.build_rows(self.best.numbers, tables)
 
     def build_records(self, limit: int) -> list[dict[str, Any]]:
         """Return the first rows of the table as dicts by column, at most `limit`, with numbers as numbers."""
