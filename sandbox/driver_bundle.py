@@ -75,9 +75,11 @@ class PackedDriver:
 def pack_driver(python: str = "") -> PackedDriver:
     """Return the driver for a sandbox whose Python has this version, such as 3.11.4; "" if it is unknown."""
     is_code = python.split(".")[:2] == [str(number) for number in sys.version_info[:2]]
-    program = build_driver_code() if is_code else build_driver_text()
-    loader = f"import sys, zlib\n{LOAD_CODE if is_code else LOAD_TEXT}\n{RUN_PROGRAM}"
-    return PackedDriver(zlib.compress(program, 9), loader)
+    if is_code:
+        program, load = build_driver_code(), LOAD_CODE
+    else:
+        program, load = build_driver_text(), LOAD_TEXT
+    return PackedDriver(zlib.compress(program, 9), f"import sys, zlib\n{load}\n{RUN_PROGRAM}")
 
 
 @cache
@@ -94,16 +96,18 @@ def build_driver_code(modules: tuple[str, ...] = MODULES) -> bytes:
     The program's `main` is the last module's `main`. Python's bytecode cache provides the modules' code if possible.
     File names are the same as in code that the sandbox compiles from text.
     """
-    parts = tuple(
-        (module, _rename_file(loader.get_code(name), f"{DRIVER_FILE_PREFIX}{module.replace('.', '/')}.py"))
-        for module, name, loader in _find_loaders(modules)
-    )
+    parts: list[tuple[str, CodeType]] = []
+    for module, name, loader in _find_loaders(modules):
+        file_name = f"{DRIVER_FILE_PREFIX}{module.replace('.', '/')}.py"
+        parts.append((module, _rename_file(loader.get_code(name), file_name)))
     program = compile(PROGRAM, f"{DRIVER_FILE_PREFIX}__init__.py", "exec", dont_inherit=True)
-    constants = tuple(parts if constant == PARTS else constant for constant in program.co_consts)
-    return marshal.dumps(program.replace(co_consts=constants))
+    constants: list[Any] = list(program.co_consts)
+    constants[constants.index(PARTS)] = tuple(parts)
+    return marshal.dumps(program.replace(co_consts=tuple(constants)))
 
 
 def _find_loaders(modules: tuple[str, ...]) -> Iterator[tuple[str, str, Any]]:
+    """Yield each module's name in the program, its full name and its loader."""
     for module in modules:
         name = f"{__package__}.{module}"
         spec: Any = importlib.util.find_spec(name)
@@ -111,5 +115,9 @@ def _find_loaders(modules: tuple[str, ...]) -> Iterator[tuple[str, str, Any]]:
 
 
 def _rename_file(code: CodeType, file_name: str) -> CodeType:
-    constants = tuple(_rename_file(item, file_name) if isinstance(item, CodeType) else item for item in code.co_consts)
-    return code.replace(co_filename=file_name, co_consts=constants)
+    """Return the code with another file name, also in the code of its functions."""
+    constants: list[Any] = []
+    for constant in code.co_consts:
+        is_code = isinstance(constant, CodeType)
+        constants.append(_rename_file(constant, file_name) if is_code else constant)
+    return code.replace(co_filename=file_name, co_consts=tuple(constants))

@@ -33,6 +33,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from ..wire.collection import Steps
     from .child_process import ChildProcess, Execution
 
 MAX_ENTRIES = 100_000  # entries of the folder to scan
@@ -50,9 +51,9 @@ class Refused(Exception):
 
 
 class Collection:
-    """The files to collect from the calling process's working folder after one execution.
+    """The files to collect from the calling process's working folder after one execution: new and changed ones.
 
-    Create it before the execution starts: it records the files that exist then. `max_bytes` limits their total size.
+    Create this object before the execution starts. `max_bytes` limits the total size of the collected files.
     """
 
     def __init__(self, patterns: list[str], max_bytes: int) -> None:
@@ -90,11 +91,13 @@ class Collection:
         for match in matches:
             if path == match or path.startswith(match + "/"):
                 return
-        is_directory = os.path.isdir(path)
-        self._refuse(path, "is a directory: end the pattern with /**" if is_directory else "is not there")
+        if os.path.isdir(path):
+            self._refuse(path, "is a directory: end the pattern with /**")
+        else:
+            self._refuse(path, "is not there")
 
     def _find_matches(self) -> dict[str, os.stat_result]:
-        """Return the states of matching files by path, also of links and too deep directories, which are refused."""
+        """Return the states of matching files by path, and of links and too deep directories, which are refused."""
         matches: dict[str, os.stat_result] = {}
         steps = {".": begin_steps(self._patterns)}  # by directory: what the names below it must match
         entries = 0
@@ -114,22 +117,15 @@ class Collection:
                 except OSError:
                     continue  # removed meanwhile
                 path = os.path.join(folder, name)
-                if not stat.S_ISDIR(status.st_mode):
-                    is_match = () in steps_below or stat.S_ISLNK(status.st_mode)
-                elif not any(steps_below):
-                    is_match = False  # only a file may match
-                elif path.count("/") > MAX_DEPTH:
-                    is_match = True
-                else:
-                    is_match = False
+                if _is_match(path, status, steps_below):
+                    matches[path.removeprefix("./")] = status
+                elif stat.S_ISDIR(status.st_mode) and any(steps_below):
                     directories.append(name)
                     steps[path] = steps_below
-                if is_match:
-                    matches[path.removeprefix("./")] = status
         return matches
 
     def _send_file(self, path: str, listed: os.stat_result) -> None:
-        """Send a file that has the listed state. Raises Refused and OSError."""
+        """Send a file. Raises Refused if it may not be sent or is no longer the listed one, and OSError."""
         kind = KINDS.get(stat.S_IFMT(listed.st_mode))
         if kind is not None:
             raise Refused(f"is {kind}")
@@ -186,6 +182,14 @@ class Collection:
         data = memoryview(encode_frame({"op": "collect", "token": self._token}, body))
         while data:
             data = data[os.write(CHANNEL_OUT, data) :]
+
+
+def _is_match(path: str, status: os.stat_result, steps: Steps) -> bool:
+    """Return whether an entry of a folder matches a pattern, or must be refused because it may hide matches."""
+    if stat.S_ISDIR(status.st_mode):
+        is_too_deep = path.count("/") > MAX_DEPTH
+        return is_too_deep and any(steps)
+    return () in steps or stat.S_ISLNK(status.st_mode)
 
 
 def _describe(status: os.stat_result) -> tuple[int, ...]:

@@ -166,7 +166,7 @@ class Confinement:
             os._exit(0)  # the parent ended just before `prctl`
 
     def become_supervisor(self) -> None:
-        """Make the calling process a supervisor: signalled when its parent ends, adopts orphans, closed to others."""
+        """Let the calling process adopt orphans and get a signal when its parent ends, and close it to others."""
         if os.getpid() != 1:  # bubblewrap already requests SIGKILL for the first process of a namespace
             self.signal_at_parent_end()
         self.adopt_orphans()
@@ -245,8 +245,10 @@ class Confinement:
                 self._prctl("PR_SET_SECUREBITS", self.SECBIT_NO_SETUID_FIXUP)
             except OSError:
                 pass  # root without CAP_SETPCAP
-        gid = uid if gid is None else gid
-        os.setgroups([] if gid == uid else [uid])  # The group with the uid's number can enter its folder.
+        own_group = uid  # The group with the uid's number can enter its folder.
+        gid = own_group if gid is None else gid
+        other_groups = [] if gid == own_group else [own_group]
+        os.setgroups(other_groups)
         os.setresgid(gid, gid, gid)
         os.setresuid(uid, uid, uid)
         if self._settings.get("search"):

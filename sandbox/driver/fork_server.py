@@ -88,9 +88,9 @@ class ForkServer:
                 raise OSError(errno.ECHILD, f"its forking process {describe_end(None, -status)}")
             if status > 0:
                 raise OSError(status, os.strerror(status))
-            is_forged = pid in known or pid in self._kept or not _is_child(pid)
-            if is_forged:
-                raise self._give_up()
+            is_other_child = pid in known or pid in self._kept
+            if is_other_child or not _is_child(pid):
+                raise self._give_up()  # The code of `prepare` wrote this answer.
         except BaseException:
             close_all(ours)
             raise
@@ -113,9 +113,9 @@ class ForkServer:
                     continue
                 word, *numbers = self._requests.recv(MAX_MESSAGE_BYTES).split()
                 if word == b"end":
-                    status, has_children = map(int, numbers)
-                    self._may_have_children = bool(has_children)
-                    return pid, error_number or status
+                    status, has_children = numbers
+                    self._may_have_children = has_children == b"1"
+                    return pid, error_number or int(status)
                 if word == b"error":
                     error_number = int(numbers[0])
                 else:

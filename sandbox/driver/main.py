@@ -51,9 +51,10 @@ def main(
 
 def end_driver(survivors: str) -> None:
     """End this process. `survivors` names the processes that could not be killed; then the exit status is EXIT_LEFT."""
-    if survivors:
-        os.write(2, f"these processes could not be ended: {survivors}\n".encode())
-    os._exit(EXIT_LEFT if survivors else 0)
+    if not survivors:
+        os._exit(0)
+    os.write(2, f"these processes could not be ended: {survivors}\n".encode())
+    os._exit(EXIT_LEFT)
 
 
 def _replace_wire(null: int) -> None:

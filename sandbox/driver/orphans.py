@@ -18,7 +18,7 @@ from .processes import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Iterable
 
 END_TIMEOUT_SECONDS = 4.0  # time to end all that a driver leaves; then the rest is reported by name
 ORPHANS_TIMEOUT_SECONDS = 10.0  # time to end all that an execution leaves
@@ -49,7 +49,7 @@ class OrphanKiller:
         self._until = NEVER
         self._scan_at = NEVER  # Most orphans end before the first scan, which would take longer than all the rest.
 
-    def kill(self, *known: Container[int]) -> bool:
+    def kill(self, *known: Iterable[int]) -> bool:
         """Kill the orphans, which are children not in any of `known`, and return whether none is left."""
         if not self._find_orphans(*known):
             self.next_at = self._until = self._scan_at = NEVER
@@ -61,12 +61,14 @@ class OrphanKiller:
         self.next_at = now + (LATE_ROUND_SECONDS if self.is_late else ROUND_SECONDS)
         return False
 
-    def _find_orphans(self, *known: Container[int]) -> bool:
+    def _find_orphans(self, *known: Iterable[int]) -> bool:
         """Find the living orphans, and return whether there are orphans. Reap the dead ones if they are all or many."""
+        known_pids: set[int] = set()
+        known_pids.update(*known)
         new: list[int] = []
         self._living = []
         for _ in range(MAX_LISTS):
-            new = [pid for pid in list_children() if pid not in self._dead and not any(pid in pids for pids in known)]
+            new = [pid for pid in list_children() if pid not in known_pids and pid not in self._dead]
             self._living = [pid for pid in new if not self._has_ended(pid)]
             if not new or len(self._dead) > MAX_HELD:
                 self._reap_dead()

@@ -92,7 +92,9 @@ class Supervisor:
         self._loop.watch(wake_reads, self._on_signal)
         self._loop.watch(self._wire.reads, lambda: self._take_frames(self._wire.read()))
         self._take_frames(self._wire.parse(first))
-        while not (self._is_done or (self._wire.is_closed and not self._is_staying)):
+        while not self._is_done:
+            if self._wire.is_closed and not self._is_staying:
+                break
             now = time.monotonic()
             next_at = self._find_next_timer(now)
             seconds = next_at - now if next_at > now else 0.0

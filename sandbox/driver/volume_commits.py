@@ -65,7 +65,7 @@ class VolumeCommits:
                 send_signal(pid, signal.SIGKILL)
 
     def on_end(self, pid: int, status: int) -> None:
-        """Send the end that waited for this process of the command. `status` is the process's wait status."""
+        """Send the execution's end that waits for a command. The command's process has ended with this wait status."""
         commit = self.running.pop(pid)
         output = read_available(commit.stderr) or b""
         complaint = ""

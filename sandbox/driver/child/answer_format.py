@@ -93,8 +93,6 @@ def _describe_whole_type(kind: Any) -> dict[str, Any]:
 
 def _describe_type(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     """Return the JSON schema of a type. Add the schemas of its classes to `definitions`. Raises TypeError."""
-    import dataclasses
-    import enum
     import typing
 
     if kind is typing.Any:
@@ -107,31 +105,46 @@ def _describe_type(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
         return {"anyOf": [_describe_type(member, definitions) for member in arguments]}
     if origin is typing.Literal:
         return {"enum": list(arguments)}
-    if origin in (list, set, frozenset) or (origin is tuple and arguments[1:] == (...,)):
+    is_tuple_of_any_length = origin is tuple and arguments[1:] == (...,)
+    if is_tuple_of_any_length or origin in (list, set, frozenset):
         return {"type": "array", "items": _describe_type(arguments[0], definitions)}
     if origin is dict and arguments[0] is str:
         return {"type": "object", "additionalProperties": _describe_type(arguments[1], definitions)}
-    if isinstance(kind, type):
-        if kind in _SCALARS:
-            return {"type": _SCALARS[kind]}
-        if issubclass(kind, enum.Enum):
-            return {"enum": [member.value for member in kind]}
-        if hasattr(kind, "model_json_schema"):
-            schema: dict[str, Any] = kind.model_json_schema()  # type: ignore[reportAttributeAccessIssue]
-            definitions.update(schema.pop("$defs", {}))
-            return schema
-        if dataclasses.is_dataclass(kind) or _is_typed_dict(kind):
-            if kind.__name__ not in definitions:
-                definitions[kind.__name__] = {}  # The class may contain itself.
-                fields = _list_fields(kind)
-                properties = {name: _describe_type(field, definitions) for name, (field, _) in fields.items()}
-                required = [name for name, (_, is_required) in fields.items() if is_required]
-                definitions[kind.__name__] = {"type": "object", "properties": properties, "required": required}
-            return {"$ref": f"#/$defs/{kind.__name__}"}
-    raise TypeError(
-        f"response_format cannot be {kind!r}: use a JSON schema, a pydantic model, a dataclass, or a type such as int "
-        "or list[str]"
-    )
+    schema = _describe_class(kind, definitions) if isinstance(kind, type) else None
+    if schema is None:
+        raise TypeError(
+            f"response_format cannot be {kind!r}: use a JSON schema, a pydantic model, a dataclass, or a type such as "
+            "int or list[str]"
+        )
+    return schema
+
+
+def _describe_class(kind: Any, definitions: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the JSON schema of a class, or None for a class of an unknown kind."""
+    import dataclasses
+    import enum
+
+    if kind in _SCALARS:
+        return {"type": _SCALARS[kind]}
+    if issubclass(kind, enum.Enum):
+        return {"enum": [member.value for member in kind]}
+    if hasattr(kind, "model_json_schema"):
+        schema: dict[str, Any] = kind.model_json_schema()
+        definitions.update(schema.pop("$defs", {}))
+        return schema
+    if not dataclasses.is_dataclass(kind) and not _is_typed_dict(kind):
+        return None
+    class_name: str = kind.__name__  # type: ignore[reportAttributeAccessIssue]
+    if class_name not in definitions:
+        definitions[class_name] = {}  # The class may contain itself.
+        properties: dict[str, Any] = {}
+        required: list[str] = []
+        for name, (field_type, is_required) in _list_fields(kind).items():
+            properties[name] = _describe_type(field_type, definitions)
+            if is_required:
+                required.append(name)
+        definitions[class_name] = {"type": "object", "properties": properties, "required": required}
+    return {"$ref": f"#/$defs/{class_name}"}
 
 
 def _is_typed_dict(kind: type) -> bool:
@@ -158,7 +171,8 @@ def _is_union(origin: Any) -> bool:
     import types
     import typing
 
-    return origin is typing.Union or (origin is not None and origin is getattr(types, "UnionType", None))
+    kinds = [typing.Union, getattr(types, "UnionType", typing.Union)]  # `int | str`, from Python 3.10 on
+    return origin in kinds
 
 
 def _close(schema: Any) -> Any:
@@ -302,6 +316,9 @@ def _build(kind: Any, value: Any) -> Any:
     if kind in (int, float) or issubclass(kind, enum.Enum):
         return kind(value)
     if _is_typed_dict(kind) or hasattr(kind, "__dataclass_fields__"):
-        fields = _list_fields(kind)
-        return kind(**{name: _build(field, value[name]) for name, (field, _) in fields.items() if name in value})
+        arguments_by_name: dict[str, Any] = {}
+        for name, (field_type, _is_required) in _list_fields(kind).items():
+            if name in value:
+                arguments_by_name[name] = _build(field_type, value[name])
+        return kind(**arguments_by_name)
     return value

@@ -143,7 +143,7 @@ class ThreadExecution(_thread._local):  # type: ignore[reportPrivateUsage]
 
     @classmethod
     def forget(cls) -> None:
-        """Remove the execution of every thread, which a fork inherits from its parent."""
+        """Let no thread belong to an execution. (A fork has inherited its parent's execution.)"""
         cls.number, cls.token = 0, ""
 
     def pass_on(self) -> None:
@@ -315,9 +315,9 @@ def _build_host_error(error: dict[str, str]) -> BaseException:
     import builtins
 
     kind: Any = getattr(builtins, error["type"], None)
-    if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, UnicodeError):
+    if isinstance(kind, type) and issubclass(kind, Exception):
         try:
             return kind(error["message"])
         except TypeError:
-            pass  # a type that needs more than a message
+            pass  # a type that needs more than a message, such as UnicodeDecodeError
     return ToolError(f"{error['type']}: {error['message']}")

@@ -107,17 +107,6 @@ class Displays:
         self._send("display", body)
 
 
-def replace_show(pyplot: Any, get_displays: Callable[[], Displays | None]) -> None:
-    """Replace pyplot's `show`, which only warns if there is no screen."""
-
-    def show(*_arguments: Any, **_options: Any) -> None:
-        displays = get_displays()
-        if displays is not None:
-            displays.show_figures()
-
-    pyplot.show = show
-
-
 def _encode_value(value: Any) -> bytes | None:
     """Encode the value as SUBMIT would; return None if SUBMIT would refuse it."""
     if type(value) in SIZED_TYPES and len(value) > MAX_SUBMIT_BYTES:
@@ -205,7 +194,9 @@ def _is_figure(value: Any) -> bool:
 
 def _is_open_figure(value: Any) -> bool:
     pyplot: Any = MODULES.get(PYPLOT)
-    return pyplot is not None and _is_figure(value) and pyplot.fignum_exists(getattr(value, "number", -1))
+    if pyplot is None or not _is_figure(value):
+        return False
+    return pyplot.fignum_exists(getattr(value, "number", -1))
 
 
 def _count_bytes(data: Any) -> int:

@@ -156,4 +156,6 @@ def _is_full(path: str) -> bool:
         disk = os.statvfs(path)
     except OSError:
         return False
-    return disk.f_bavail * disk.f_frsize < SMALL_BYTES or (disk.f_files > 0 and disk.f_favail == 0)
+    lacks_bytes = disk.f_bavail * disk.f_frsize < SMALL_BYTES
+    lacks_inodes = disk.f_files > 0 and disk.f_favail == 0
+    return lacks_bytes or lacks_inodes

@@ -22,7 +22,10 @@ UNCERTAIN = frozenset("()[]{}'\"#;\\\n")  # A line with one of these may not be 
 
 
 def compile_code(source: str, file_name: str) -> tuple[list[CodeType], CodeType | None]:
-    """Compile code into its statements, in at most one part, and the expression that is its last statement, or None."""
+    """Compile code. Return its statements, as at most one code object, and its last expression.
+
+    The expression is compiled apart if the last statement is one, or else None.
+    """
     if not _has_no_value(source):
         try:
             return _compile_apart(source, file_name)

@@ -172,7 +172,10 @@ def _serve_forks(runner: CodeRunner, confinement: Confinement, supervisor: int) 
 
 
 def _receive_request(requests: Any) -> tuple[int, list[int]]:
-    """Wait for a request; return its number of descriptors, and those that have arrived. Exit if there is no more."""
+    """Wait for a request, and exit if the supervisor sends none any more.
+
+    Return the number of descriptors that were sent, and the descriptors that have arrived.
+    """
     import _socket
 
     message, ancillary, _flags, _address = requests.recvmsg(

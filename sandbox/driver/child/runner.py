@@ -14,7 +14,7 @@ from ...wire.nonfinite import restore_numbers
 from ...wire.strict_json import dumps, loads
 from ..processes import signal
 from .channel import Channel, InterruptShield
-from .displays import PYPLOT, Displays, replace_show
+from .displays import PYPLOT, Displays
 from .environment import MODULES, ImportWatcher, open_streams
 from .error_report import clear_frames, describe_error, format_traceback
 from .evaluation import IS_COROUTINE, CoroutineRunner, compile_code, silence_own_errors
@@ -83,20 +83,23 @@ class CodeRunner:
         self._main.install(watcher)
         self._streams = open_streams()
         watcher.actions["asyncio.base_events"] = silence_own_errors
-        watcher.actions[PYPLOT] = lambda pyplot: replace_show(pyplot, lambda: self._displays)
+        watcher.actions[PYPLOT] = self._replace_show
         sys.meta_path.insert(0, watcher)
         import builtins
 
         # `site` would make these; model-written code uses them.
-        def show_help(*objects: Any) -> None:
-            """Print the documentation of an object, or of `help` itself."""
-            import pydoc
-
-            pydoc.help(*objects)
-
-        for name, function in (("exit", sys.exit), ("quit", sys.exit), ("help", show_help)):
+        for name, function in (("exit", sys.exit), ("quit", sys.exit), ("help", _show_help)):
             if not hasattr(builtins, name):
                 setattr(builtins, name, function)
+
+    def _replace_show(self, pyplot: Any) -> None:
+        """Replace pyplot's `show`, which only warns if there is no screen."""
+
+        def show(*_arguments: Any, **_options: Any) -> None:
+            if self._displays is not None:
+                self._displays.show_figures()
+
+        pyplot.show = show
 
     def enter_process(self) -> None:
         """Prepare the calling process for code: handle its interrupts, and send frames in its name."""
@@ -222,7 +225,9 @@ class CodeRunner:
         if outcome is not None:
             os.write(2, outcome["traceback"].encode("utf-8", "replace"))
         self._flush()
-        os._exit(0 if outcome is None else outcome["exit_code"] or 1)
+        if outcome is None:
+            os._exit(0)
+        os._exit(outcome["exit_code"] or 1)
 
     def _send_end(self, outcome: dict[str, Any] | None, has_exited: bool) -> None:
         status = "finished" if outcome is None or self._shield.has_submitted else "error"
@@ -300,7 +305,7 @@ class CodeRunner:
             self._turn_names.update(functions)
 
     def _note_changed_names(self, variables: dict[str, Any]) -> None:
-        """Keep the variables of a turn as its code leaves them, and print the other names that it has changed."""
+        """Keep the turn's variables as the code left them, and tell the model which other names the code changed."""
         namespace = self._module.__dict__
         for name in variables:
             if name in namespace:
@@ -357,7 +362,8 @@ class CodeRunner:
     def _find_common_names(self, can_query: bool) -> dict[str, Any]:
         """Return the names that every execution finds; `can_query` is True if there is a language model."""
         if can_query not in self._common_names:
-            query_names = make_query_names(self._channel.call_host if can_query else None)
+            call_host = self._channel.call_host if can_query else None
+            query_names = make_query_names(call_host)
             self._common_names[can_query] = {**self._volume.make_names(), **query_names}
         return self._common_names[can_query]
 
@@ -365,7 +371,8 @@ class CodeRunner:
         """Add names to the code's globals, but keep those that the code defined in `prepare` or an earlier step."""
         namespace, driver_names = self._module.__dict__, self._driver_names
         for name, value in names.items():
-            if name not in namespace or (name in driver_names and namespace[name] is driver_names[name]):
+            is_unchanged = name in driver_names and namespace.get(name) is driver_names[name]
+            if is_unchanged or name not in namespace:
                 namespace[name] = driver_names[name] = value
 
     def _make_tool(self, name: str) -> Callable[..., Any]:
@@ -469,6 +476,13 @@ def _read_variables(request: dict[str, Any]) -> dict[str, Any]:
         nonfinite.update(numbers)
     restore_numbers(variables, nonfinite)
     return variables
+
+
+def _show_help(*objects: Any) -> None:
+    """Print the documentation of an object, or of `help` itself."""
+    import pydoc
+
+    pydoc.help(*objects)
 
 
 def _encode(value: Any) -> bytes:

@@ -62,7 +62,7 @@ def encode_output(fields: dict[str, Any], expected: list[dict[str, str]] | None 
 
 
 def _convert_keys(value: Any, depth: int = MAX_SUBMIT_DEPTH) -> Any:
-    """Return the value with numbers and None as keys of dicts converted to text, as JSON has them."""
+    """Return a copy of the value in which keys of dicts that are numbers or None are texts, as in JSON."""
     if depth and type(value) is dict:
         items: dict[Any, Any] = value  # type: ignore[reportUnknownVariableType]
         converted: dict[Any, Any] = {}
@@ -91,7 +91,8 @@ def make_report(call_host: Callable[..., Any], end: Callable[[], Any]) -> Callab
         """
         number = _convert("value", value)
         step_number = _convert("step", step)
-        if not _is_finite(step_number) or step_number < 0 or int(step) != step:
+        is_whole = _is_finite(step_number) and int(step) == step
+        if not is_whole or step_number < 0:
             raise ValueError(f"report: step is {step!r}: use a whole number of at least 0")
         json_value = number if _is_finite(number) else str(number)
         must_end = call_host("report", (json_value, int(step)), {})
@@ -112,7 +113,8 @@ def _convert(name: str, value: Any) -> float:
     is_complex = getattr(getattr(value, "dtype", None), "kind", None) == "c"
     is_text = isinstance(value, (str, bytes))
     try:
-        if not is_text and not is_complex and find_loss(value) is None:
+        loses_parts = is_text or is_complex or find_loss(value) is not None
+        if not loses_parts:
             return float(value)
     except (TypeError, ValueError):
         pass

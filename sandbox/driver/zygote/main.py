@@ -173,7 +173,7 @@ class _Zygote:
     def _open_sandbox(self) -> None:
         """Pass the host's next request to the spare process; fork one if there is none.
 
-        Code can read the variables of all calls that led to its fork. No other fork than this request's happens here.
+        Fork nothing else here: the code of a fork can read the variables of this call, such as the request.
         """
         data, fds, _, _ = socket.recv_fds(self._control, MAX_REQUEST_BYTES, DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
         if not data:
@@ -229,22 +229,10 @@ class _Zygote:
 
         If no request waits yet, the process `has_time` to rehearse and to fork its first child.
         """
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        self._control.close()
-        for other in self._sandboxes.values():
-            other.close()
-        os.close(self._wake)
-        os.close(self._wake_writes)
         failure: OSError | None = None
         child: ChildAhead | None = None
         try:
-            os.setsid()
-            if self._folders is None:
-                self._confinement.end_with_parent(zygote)
-            else:
-                os.close(self._own_namespace)
-                enter_namespaces()
+            self._leave_zygote(zygote)
             if has_time:
                 child = self._rehearse(waiting)
         except OSError as error:
@@ -268,6 +256,22 @@ class _Zygote:
         # Wait for the host's first frame: before it, the host may still act on this process.
         select.select([0], [], [])
         run_driver(runner=self._runner, child=None if child is None else child.handle)
+
+    def _leave_zygote(self, zygote: int) -> None:
+        """Close what the calling process has of the zygote, and enter the namespaces. Raises OSError."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._control.close()
+        for other in self._sandboxes.values():
+            other.close()
+        os.close(self._wake)
+        os.close(self._wake_writes)
+        os.setsid()
+        if self._folders is None:
+            self._confinement.end_with_parent(zygote)
+        else:
+            os.close(self._own_namespace)
+            enter_namespaces()
 
     def _rehearse(self, waiting: socket.socket) -> ChildAhead | None:
         """Fork the first child and rehearse, both at the same time. Return the child, or None if it could not start.

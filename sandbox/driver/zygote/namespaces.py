@@ -99,7 +99,7 @@ def take_folder(folders: str, request: dict[str, Any]) -> None:
 
 
 def _mount_again(fd: int, path: str) -> None:
-    """Mount what `fd` has open at its path in the sandbox's folder, below /sandbox or /tmp."""
+    """Mount a covered mount again at its path, which is below /sandbox or /tmp. `fd` has it open."""
     names = path.split("/")
     for count in range(3, len(names)):  # the path's parent directories below /sandbox or /tmp
         parent = "/".join(names[:count])
@@ -130,6 +130,6 @@ def enter_user_namespace(user: tuple[int, int] | None) -> None:
 
 
 def join_user_namespace(fd: int) -> None:
-    """Put the calling process into the user namespace of a descriptor and drop its capabilities. Raises OSError."""
+    """Put the calling process into the user namespace that `fd` has open. It loses all capabilities. Raises OSError."""
     _call("setns", fd, CLONE_NEWUSER)
     set_capabilities(0)

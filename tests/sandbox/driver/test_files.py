@@ -8,6 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from rlm_batch.sandbox.driver_settings import DriverSettings
 from rlm_batch.sandbox.wire.frames import encode_frame
 
@@ -28,28 +30,26 @@ def test_a_body_may_be_a_file_that_is_deleted_after_reading(launch: Launch, tmp_
     assert one.submitted(2) == {"fine": 1}
 
 
-def test_large_bodies_are_sent_as_files_that_the_driver_names(launch: Launch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("folder", ["files", "missing", None])
+def test_large_bodies_are_sent_as_files_if_the_settings_name_a_folder(
+    launch: Launch, tmp_path: Path, folder: str | None
+) -> None:
     place = tmp_path / "files"
     place.mkdir()
-    one = launch().start(tmp_path, files=str(place))
+    one = launch().start(tmp_path, files=folder and str(tmp_path / folder))
     one.send(one.execution(1, "SUBMIT(text='x' * 300_000)"))
     header, body = one.until("end", 1)
-    assert (header["status"], body) == ("submitted", None)
-    file = Path(header["file"])
-    assert file.parent == place
-    assert file.stat().st_mode & 0o077 == 0
-    assert json.loads(file.read_text()) == {"text": "x" * 300_000}
+    assert header["status"] == "submitted"
+    if folder == "files":
+        file = Path(header["file"])
+        assert (file.parent, body) == (place, None)
+        assert file.stat().st_mode & 0o077 == 0
+        body = file.read_bytes()
+    assert json.loads(body) == {"text": "x" * 300_000}
     one.send(one.execution(2, "SUBMIT(text='x' * 200_000)"))
     header, body = one.until("end", 2)
     assert "file" not in header
     assert len(body) > 200_000
-
-
-def test_a_large_body_uses_the_wire_without_a_folder_for_files(launch: Launch, tmp_path: Path) -> None:
-    for files in (None, str(tmp_path / "not there")):
-        one = launch().start(tmp_path, files=files)
-        one.send(one.execution(1, "SUBMIT(text='x' * 300_000)"))
-        assert one.submitted(1) == {"text": "x" * 300_000}
 
 
 def test_the_first_frames_may_precede_the_wire(launch: Launch, tmp_path: Path) -> None:

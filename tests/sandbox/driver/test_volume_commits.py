@@ -43,20 +43,23 @@ def test_other_executions_continue_during_a_commit(launch: Launch, tmp_path: Pat
     assert [one.submitted(number) for number in (1, 2)] == [{"x": 1}, {"x": 2}]
 
 
-def test_a_failed_commit_replaces_the_result_but_not_the_codes_error(launch: Launch, tmp_path: Path) -> None:
-    one = launch().start(tmp_path, commit=["sh", "-c", "echo the volume is full >&2; exit 1"])
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["sh", "-c", "echo the volume is full >&2; exit 1"], "the volume is full"),
+        (["/no-such-command"], "/no-such-command could not be started: No such file or directory"),
+    ],
+)
+def test_a_failed_commit_replaces_the_result_but_not_the_codes_error(
+    launch: Launch, tmp_path: Path, command: list[str], message: str
+) -> None:
+    one = launch().start(tmp_path, commit=command)
     for number, code in enumerate(("SUBMIT(x=1)", "x = 1"), 1):
         one.send(one.execution(number, code))
-        assert one.end(number) == ("commit", {"message": "the volume is full"})
+        assert one.end(number) == ("commit", {"message": message})
     one.send(one.execution(3, "1 / 0"))
     status, body = one.end(3)
     assert (status, body["type"]) == ("error", "ZeroDivisionError")
-
-
-def test_a_commit_that_cannot_start_says_why(launch: Launch, tmp_path: Path) -> None:
-    one = launch().start(tmp_path, commit=["/no-such-command"])
-    one.send(one.execution(1, "SUBMIT(x=1)"))
-    assert one.end(1) == ("commit", {"message": "/no-such-command could not be started: No such file or directory"})
 
 
 def test_an_endless_commit_is_killed_at_its_timeout(launch: Launch, tmp_path: Path, driver_file: Path) -> None:
