@@ -198,6 +198,11 @@ class SandboxSettings(BaseModel):
         """Return a setting of the account. Blocks also read it from their credentials."""
         return getattr(self, name)
 
+    def reveal_account_setting(self, name: str) -> str | None:
+        """Return a setting of the account as text, even if it is a secret."""
+        value = self.get_account_setting(name)
+        return value.get_secret_value() if isinstance(value, SecretStr) else value
+
     @property
     def has_sandbox_limit(self) -> bool:
         """Return whether the number of sandboxes is limited. Then `delete_sandbox` must wait for the sandbox's end."""

@@ -34,7 +34,7 @@ class Engine:
     is_local: bool
 
     async def run(self, *words: str, timeout: float = ANSWER_SECONDS) -> subprocess.CompletedProcess[str]:
-        """Run one of its commands. Raise ConfigurationError if it does not end within `timeout` seconds."""
+        """Run a command of the engine. Raise ConfigurationError if the command lasts longer than `timeout` seconds."""
         try:
             return await run_command(self.program, *words, timeout=timeout, cwd=CLIENT_DIRECTORY)
         except TimeoutError:
@@ -52,7 +52,7 @@ async def find_engine(name: Literal["auto", "podman", "docker"]) -> Engine:
 
 
 async def list_engines(name: Literal["auto", "podman", "docker"], most: int = len(ENGINES)) -> list[Engine]:
-    """Return the first engines that answer of those that `name` selects. Raise ConfigurationError if none answers."""
+    """Return at most `most` engines that `name` selects and that answer. Raise ConfigurationError if none answers."""
     engines: list[Engine] = []
     reasons: list[str] = []
     for candidate in ENGINES if name == "auto" else (name,):
@@ -68,7 +68,10 @@ async def list_engines(name: Literal["auto", "podman", "docker"], most: int = le
 
 
 async def _ask_engine(name: str) -> Engine:
-    """Return the engine of that name. Raise OSError, or ValueError and others for a client without a server."""
+    """Return the engine of that name, after asking it once per process.
+
+    Raise OSError if the client is missing, and ValueError, LookupError or TypeError if its server does not answer.
+    """
     program = shutil.which(name)
     if program is None:
         raise FileNotFoundError("it is not on the PATH")
@@ -97,7 +100,8 @@ def _read_info(program: str, info: dict[str, Any]) -> Engine:
             is_local=not host.get("serviceIsRemote"),
         )
     if not info.get("ServerVersion"):
-        raise ValueError("; ".join(map(str, info.get("ServerErrors") or ["its server does not answer"])))
+        errors = info.get("ServerErrors") or ["its server does not answer"]
+        raise ValueError("; ".join(str(error) for error in errors))
     return Engine(
         program,
         name="docker",
@@ -111,14 +115,14 @@ def _read_info(program: str, info: dict[str, Any]) -> Engine:
 
 def get_last_line(text: str) -> str:
     """Return the last line of a program's standard error, which is the reason for its failure."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return escape_text(lines[-1][-1000:]).removeprefix("Error: ") if lines else ""
+    lines = text.strip().splitlines()
+    return escape_text(lines[-1].strip()[-1000:]).removeprefix("Error: ") if lines else ""
 
 
-def describe_end(status: int | None, stderr: str) -> str:
+def describe_end(status: int, stderr: str) -> str:
     """Describe how the engine's client for a container ended, with its error message."""
-    words = get_last_line(stderr)
-    if status is not None and status < 0:
+    if status < 0:
         return f"the engine's client was killed by signal {-status}"
-    end = "its container has ended" + (f" with status {status}" if status else "")
-    return f"{end}: {words}" if words else end
+    reason = get_last_line(stderr)
+    end = f"its container has ended with status {status}" if status else "its container has ended"
+    return f"{end}: {reason}" if reason else end

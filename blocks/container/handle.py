@@ -138,7 +138,7 @@ class ContainerHandle(Sandbox):
     ) -> bytes:
         """Run a program on a file in the container and return its output. Engines cannot copy to or from a tmpfs.
 
-        `action` says in errors what could not be done, such as "read".
+        `action`, such as "read", is the part of an error message that says what could not be done.
         """
         if not path or "\0" in path:
             raise VolumeError(f"{path!r} is not the path of a file")

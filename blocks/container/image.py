@@ -27,15 +27,17 @@ async def find_image(engine: Engine, image: str) -> str:
 
 
 async def ensure_image(settings: ContainerSettings, engine: Engine) -> str:
-    """Pull or build the image with the packages if it is missing, and return its name. Raise ConfigurationError."""
+    """Return the name of the image with the set-up and packages, after pulling and building what is missing.
+
+    Raise ConfigurationError.
+    """
     identity = await find_image(engine, settings.image)
     if not identity:
         done = await engine.run("pull", "--quiet", settings.image, timeout=settings.start_timeout)
         if done.returncode:
             raise ConfigurationError(
-                f"{engine.name} has no image {settings.image} and could not pull it: "
-                f"{get_last_line(done.stderr)}. Set `image` to another, or pull, build or "
-                "load it"
+                f"{engine.name} has no image {settings.image} and could not pull it: {get_last_line(done.stderr)}. "
+                "Set `image` to another, or pull, build or load it"
             )
         identity = await find_image(engine, settings.image)
     if not settings.packages and settings.setup is None:
@@ -61,24 +63,13 @@ async def list_image_volumes(engine: Engine, image: str) -> list[str]:
 
 
 async def _build(settings: ContainerSettings, engine: Engine, name: str) -> None:
-    """Build the image with its set-up and packages. Only wheels are allowed, because pip runs no code from them."""
-    install = [*PYTHON_FOR_PIP, "-I", "-m", "pip", "install", "--no-cache-dir", "--only-binary", ":all:", "--"]
-    mount = f"--mount=type=secret,id={PIP_SECRET},target=/etc/pip.conf "
-    lines = [
-        f"FROM {settings.image}",
-        "USER 0",
-        *([] if settings.setup is None else [f"RUN {build_image_command(settings.setup)}"]),
-        *([f"RUN {mount}{json.dumps([*install, *sorted(settings.packages)])}"] if settings.packages else []),
-        "LABEL managed-by=rlm-batch",
-    ]
-    given = {variable: os.environ[variable] for variable in INDEX_VARIABLES if os.environ.get(variable)}
-    options = [f"{variable.removeprefix('PIP_').lower().replace('_', '-')} = {given[variable]}" for variable in given]
+    """Build the image with its set-up and packages, or raise ConfigurationError with the build's last lines."""
     with tempfile.TemporaryDirectory(prefix="rlm-batch.build-") as folder:
-        Path(folder, "Containerfile").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        Path(folder, "Containerfile").write_text(_format_containerfile(settings), encoding="utf-8")
         Path(folder, "context").mkdir()
         secret = Path(folder, "pip.conf")
         secret.touch(0o600)
-        secret.write_text("\n".join(["[global]", *options]) + "\n", encoding="utf-8")
+        secret.write_text(_format_pip_settings(), encoding="utf-8")
         words = ["--secret", f"id={PIP_SECRET},src={secret}", "--file", f"{folder}/Containerfile"]
         if engine.name == "podman":
             words += ["--pull=never", *build_ulimits(engine)]
@@ -87,7 +78,29 @@ async def _build(settings: ContainerSettings, engine: Engine, name: str) -> None
         )
     if done.returncode:
         lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()][-10:]
-        what = "the packages" if settings.setup is None else "setup and the packages"
+        content = "the packages" if settings.setup is None else "setup and the packages"
         raise ConfigurationError(
-            f"{what} could not be installed into {settings.image}, from wheels alone: " + "\n".join(lines)
+            f"{content} could not be installed into {settings.image}, from wheels alone: " + "\n".join(lines)
         )
+
+
+def _format_containerfile(settings: ContainerSettings) -> str:
+    lines = [f"FROM {settings.image}", "USER 0"]
+    if settings.setup is not None:
+        lines.append(f"RUN {build_image_command(settings.setup)}")
+    if settings.packages:
+        # Only wheels are allowed, because pip runs no code from them.
+        install = [*PYTHON_FOR_PIP, "-I", "-m", "pip", "install", "--no-cache-dir", "--only-binary", ":all:", "--"]
+        mount = f"--mount=type=secret,id={PIP_SECRET},target=/etc/pip.conf"
+        lines.append(f"RUN {mount} {json.dumps([*install, *sorted(settings.packages)])}")
+    return "\n".join([*lines, "LABEL managed-by=rlm-batch", ""])
+
+
+def _format_pip_settings() -> str:
+    """Return a pip.conf with the package sources of this process's environment."""
+    lines = ["[global]"]
+    for variable in INDEX_VARIABLES:
+        if os.environ.get(variable):
+            option = variable.removeprefix("PIP_").lower().replace("_", "-")
+            lines.append(f"{option} = {os.environ[variable]}")
+    return "\n".join([*lines, ""])

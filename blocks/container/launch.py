@@ -84,7 +84,7 @@ class Payload:
         )
 
     def read_pieces(self) -> Iterator[bytes]:
-        """Yield the payload in pieces that fit into memory."""
+        """Yield the payload, in pieces so that a large repository does not fill the memory."""
         yield self.driver.data + (self.modules or b"")
         if self.repository is not None:
             with self.repository.open("rb") as file:

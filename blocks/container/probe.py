@@ -75,12 +75,13 @@ _locks = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock]()
 
 
 async def ensure_ready(settings: ContainerSettings, engine: Engine, labels: Mapping[str, str]) -> Readiness:
-    """Return the image's readiness. The first call pulls the image and runs the probe in a container with these labels.
+    """Return what is known of the image. The first call pulls the image, and runs the probe with these labels.
 
     Raise ConfigurationError if the image is not available or its container does not run.
     """
     names = ("image", "runtime", "memory_mib", "processes", "cpus", "disk_limit_mib", "network", "setup")
-    key = (engine, tuple(settings.packages), *(getattr(settings, name) for name in names))
+    values = [getattr(settings, name) for name in names]  # what the probe's container depends on
+    key = (engine, tuple(settings.packages), *values)
     if key not in _ready:
         async with _locks.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
             if key not in _ready:
@@ -108,15 +109,19 @@ async def _try_container(
     if settings.cpus is not None:
         wanted["cpus"] = int(settings.cpus * 100_000)
     limits = [name for name, number in wanted.items() if report["limits"][name] == str(number)]
-    layers = ["namespaces", settings.runtime or engine.runtime, "seccomp" if report["seccomp"] else "", "user"]
-    layers += [f"cgroup-v{engine.cgroup_version}" if limits else ""]
+    layers = ["namespaces", settings.runtime or engine.runtime]
+    if report["seccomp"]:
+        layers.append("seccomp")
+    layers.append("user")
+    if limits:
+        layers.append(f"cgroup-v{engine.cgroup_version}")
     boot_id = str(report["boot"]).replace("-", "")
     return Readiness(
         image,
         image_volumes=tuple(volumes),
         python=".".join(map(str, report["python"])),
         limits=(*limits, "disk_mib"),
-        layers=tuple(filter(None, layers)),
+        layers=tuple(layers),
         machine=str(report["machine"]) if report["seccomp"] else None,
         is_host_kernel=bool(boot_id) and read_own_identity().startswith(f"{boot_id}."),
     )
@@ -125,21 +130,21 @@ async def _try_container(
 async def _run_probe(
     settings: ContainerSettings, engine: Engine, image: str, labels: Mapping[str, str], volumes: list[str]
 ) -> dict[str, Any]:
-    """Return the report that `PROBE` prints in a container of the image. Raises ConfigurationError."""
+    """Return the report that `PROBE` prints in a container of the image. Raise ConfigurationError."""
     name = make_name()
-    _, *words = build_run_command(engine, settings, image, PROBE, labels=labels, name=name, image_volumes=volumes)
-    is_gone = False
+    command = build_run_command(engine, settings, image, PROBE, labels=labels, name=name, image_volumes=volumes)
+    has_succeeded = False
     try:
-        done = await engine.run(*words, timeout=PROBE_SECONDS)
-        is_gone = done.returncode == 0
+        done = await engine.run(*command[1:], timeout=PROBE_SECONDS)
+        has_succeeded = done.returncode == 0
     finally:
-        if not is_gone:  # A container that was created but not started is not removed automatically.
+        if not has_succeeded:  # A container that was created but not started is not removed automatically.
             await run_shielded(remove_container(engine, name, name))
     try:
-        report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        if done.returncode:
+        if not has_succeeded:
             raise ValueError
-        report["python"] = list(map(int, report["python"]))
+        report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        report["python"] = [int(number) for number in report["python"]]
     except (ValueError, LookupError, TypeError):
         complaint = get_last_line(done.stderr) or f"it ended with status {done.returncode}"
         raise ConfigurationError(

@@ -72,7 +72,6 @@ class ContainerProvider(ContainerSettings, SandboxProvider):
         raise SandboxLost(f"the container {sandbox_id} is gone")
 
     async def list_volumes(self) -> list[str]:
-        """List the directories below the root that can be volumes."""
         return list_volumes(self.volume_root)
 
     async def fingerprint(self) -> dict[str, Any]:
@@ -83,5 +82,4 @@ class ContainerProvider(ContainerSettings, SandboxProvider):
         return settings
 
     async def open_volume(self, name: str) -> LocalVolume:
-        """Return the volume of that name below the root."""
         return find_volume(self.volume_root, name)

@@ -41,11 +41,10 @@ async def delete_sandbox(remote: daytona.AsyncSandbox, wait: bool = False) -> No
     async def delete() -> None:
         try:
             await remote.delete(CALL_SECONDS, wait)
-        except daytona.DaytonaConflictError:  # The sandbox's state is changing.
+        except daytona.DaytonaConflictError:  # The sandbox is starting, or another call is deleting it.
             await remote.refresh_data(CALL_SECONDS)
-            if is_in_deletion(remote) and not wait:
-                return
-            raise
+            if wait or not is_in_deletion(remote):
+                raise
 
     try:
         await retry_call(delete, seconds=DELETE_SECONDS, is_passing=lambda error: not says_gone(error))
@@ -67,7 +66,7 @@ async def delete_leftover(client: daytona.AsyncDaytona, creating: asyncio.Future
 
 
 def warn_of_leftover(sandbox: str, error: daytona.DaytonaError) -> None:
-    """Log that a sandbox, given by id or name, was not removed, and how to remove it."""
+    """Log that a sandbox was not removed, and how to remove it. `sandbox` is its id or name."""
     log.warning(
         "sandbox %s could not be removed within %.0f s (%s): run `rlm-batch reap --provider daytona` "
         "later, or wait until Daytona removes it",

@@ -71,23 +71,26 @@ class DaytonaChannel:
         """
         if self._end_reason:
             raise self._make_lost_error()
-        frames = [data]
-        if not self._tasks:
-            frames = [encode_frame(header, body) for header, body in _split_frames(data)]
-            try:
-                self._command = await self._launch(frames)
-            except StartLostError as error:
-                self._end(str(error))
-                if frames:  # These frames were not part of the start, so the driver cannot have them.
-                    raise self._make_lost_error() from error
-                return
-            self._tasks = [asyncio.create_task(work()) for work in (self._follow, self._send_all, self._keep_awake)]
+        frames = [data] if self._tasks else await self._start(data)
         deliveries: list[asyncio.Future[None]] = []
         for frame in frames:
             delivery = asyncio.get_running_loop().create_future()
             self._queue.put_nowait((frame, delivery))
             deliveries.append(delivery)
         await asyncio.gather(*deliveries)
+
+    async def _start(self, data: bytes) -> list[bytes]:
+        """Start the driver with the first frames, and return the frames that are still to be sent."""
+        frames = [encode_frame(header, body) for header, body in _split_frames(data)]
+        try:
+            self._command = await self._launch(frames)
+        except StartLostError as error:
+            self._end(str(error))
+            if frames:  # These frames were not part of the start, so the driver cannot have them.
+                raise self._make_lost_error() from error
+            return []
+        self._tasks = [asyncio.create_task(work()) for work in (self._follow, self._send_all, self._keep_awake)]
+        return frames
 
     async def close(self) -> None:
         """Stop following the log and sending."""
@@ -181,10 +184,10 @@ class DaytonaChannel:
             attempt += 1
 
     async def _shrink(self, data: bytes) -> bytes:
-        """Return a frame of at most `INPUT_LIMIT_BYTES`. Upload the body of a larger frame as a file, and name that."""
+        """Return a small frame as it is. Upload the body of a large one, and return a frame with its file's path."""
         if len(data) <= INPUT_LIMIT_BYTES:
             return data
-        ((header, body),) = _split_frames(data)
+        header, body = _split_frames(data)[0]
         self._body_number += 1
         # The file is next to the driver's folder: an upload creates parent folders, and that folder's existence marks a
         # driver as started.
@@ -197,7 +200,7 @@ class DaytonaChannel:
     # -- from the driver
 
     async def _follow(self) -> None:
-        """Receive the driver's output until its command ends or its log cannot be followed."""
+        """Read the driver's log, again and again, until its command has ended or its log cannot be read."""
         process = self._remote.process
         session, command = self._command
         last_number = 0
@@ -208,7 +211,7 @@ class DaytonaChannel:
                 failure = await self._read_log()
             except BadFrameError as error:
                 return self._end(f"it sent invalid data ({error})")
-            if self._last_number > last_number:
+            if self._last_number > last_number:  # The driver has been heard since the last round.
                 last_number = self._last_number
                 last_progress = time.monotonic()
                 attempt = 0

@@ -26,16 +26,20 @@ os.register_at_fork(after_in_child=_clients.clear)  # The child has no threads t
 
 def get_client(settings: DaytonaSettings) -> daytona.AsyncDaytona:
     """Return this loop's client for the account. Raise DaytonaError without credentials."""
-    loop, key = asyncio.get_running_loop(), get_account_key(settings)
+    loop = asyncio.get_running_loop()
+    key = get_account_key(settings)
     clients = _clients.setdefault(loop, {})
-    if key not in clients:
-        api_key, api_url, target, *_ = key
-        # Following a log occupies a connection, so a limited pool would block all other calls.
-        config = daytona.DaytonaConfig(api_key=api_key, api_url=api_url, target=target, connection_pool_maxsize=None)
-        client = daytona.AsyncDaytona(config)
-        # A separate context, so that the client does not keep its first user's context alive.
-        clients[key] = client, loop.create_task(_close_at_end(client), context=contextvars.Context())
-    return clients[key][0]
+    if key in clients:
+        client, _ = clients[key]
+        return client
+    api_key, api_url, target = key[:3]
+    # Following a log occupies a connection, so a limited pool would block all other calls.
+    config = daytona.DaytonaConfig(api_key=api_key, api_url=api_url, target=target, connection_pool_maxsize=None)
+    client = daytona.AsyncDaytona(config)
+    # A separate context, so that the client does not keep its first user's context alive.
+    closing = loop.create_task(_close_at_end(client), context=contextvars.Context())
+    clients[key] = client, closing
+    return client
 
 
 async def _close_at_end(client: daytona.AsyncDaytona) -> None:
@@ -62,9 +66,6 @@ def _close_clients() -> None:
 
 
 def get_account_key(settings: DaytonaSettings) -> tuple[str | None, ...]:
-    """Return what identifies a client: key, address, region, and the variables from which the SDK fills gaps."""
-    secret = settings.get_account_setting("api_key")
-    api_key = None if secret is None else secret.get_secret_value()
-    api_url, target = settings.get_account_setting("api_url"), settings.get_account_setting("target")
-    environment = [os.environ.get(f"DAYTONA_{name}") for name in ENVIRONMENT_NAMES]
-    return (api_key, api_url, target, *environment)
+    """Return what a client depends on: key, address and region, and the variables that the SDK reads instead."""
+    values = [settings.reveal_account_setting(name) for name in ("api_key", "api_url", "target")]
+    return (*values, *(os.environ.get(f"DAYTONA_{name}") for name in ENVIRONMENT_NAMES))

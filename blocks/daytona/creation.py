@@ -64,9 +64,9 @@ async def _open(
     *,
     snapshot: str | None = None,
 ) -> DaytonaSandboxHandle:
-    """Create a sandbox, wait until it has started, and set it up, unless it starts from a `snapshot` of the set-up.
+    """Open one sandbox: from a `snapshot` of the set-up, or else with a set-up of its own.
 
-    With an `environment`, keep the set-up as a snapshot.
+    With an `environment`, keep this set-up as a snapshot.
     """
     remote = await _create(client, settings, labels, snapshot)
     directory = "" if commit is None else name_clone(settings)
@@ -111,11 +111,11 @@ async def _create(
 
 
 class Creation:
-    """The tries to create one sandbox.
+    """The creation of one sandbox, in one or several attempts.
 
     Attributes:
-        call: The last try's call to Daytona; None before the first try.
-        may_exist: True if one of the tries may have created the sandbox.
+        call: The call to Daytona of the last attempt; None before the first.
+        may_exist: True if an attempt may have created the sandbox.
     """
 
     def __init__(self, client: daytona.AsyncDaytona, params: Any, start_by: float) -> None:
@@ -150,7 +150,7 @@ class Creation:
     async def _find_started(self) -> daytona.AsyncSandbox | None:
         """Find the sandbox that a failed call created, and wait until it has started. Return None if none exists.
 
-        If the call is still running, the next try is refused, because the name is taken.
+        If the call is still running, the next attempt is refused, because the name is taken.
         """
         remote = await find_sandbox(self._client, self._params.name)
         if remote is None:

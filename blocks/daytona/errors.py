@@ -118,7 +118,9 @@ def get_message(error: BaseException) -> str:
     if isinstance(error.__cause__, TimeoutError):
         return "no answer came in time"
     status = get_status(error)
-    return f"status {status}" if status is not None else type(error.__cause__ or error).__name__
+    if status is not None:
+        return f"status {status}"
+    return type(error.__cause__ or error).__name__
 
 
 def find_row(error: BaseException) -> Row:
@@ -129,9 +131,11 @@ def find_row(error: BaseException) -> Row:
     status = get_status(error)
     message = get_message(error)
     if status is None:
-        # No answer arrived. If the SDK rejects a request itself, it raises another subclass of DaytonaError.
+        # No answer arrived. The call was lost, or the SDK itself refused the request, with another subclass.
         is_lost = isinstance(error, (daytona.DaytonaConnectionError, daytona.DaytonaTimeoutError))
-        return UNKNOWN if is_lost or type(error) is daytona.DaytonaError else REFUSED_REQUEST
+        if is_lost or type(error) is daytona.DaytonaError:
+            return UNKNOWN
+        return REFUSED_REQUEST
     if status >= 500 or status == 408:
         return UNKNOWN
     for row in TABLE:
@@ -243,7 +247,7 @@ def convert_errors(failure: str) -> Iterator[None]:
 
 
 def map_error(error: BaseException, failure: str) -> RlmBatchError:
-    """Convert an error of the SDK. `failure` says what could not be done; the provider's message gives the reason."""
+    """Convert an error of the SDK. `failure` says what could not be done."""
     row = find_row(error)
     message = get_message(error)
     if row.meaning is GONE:

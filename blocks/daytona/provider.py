@@ -129,7 +129,7 @@ class DaytonaProvider(DaytonaSettings, SandboxProvider):
 
     @asynccontextmanager
     async def _use_client(self, failure: str) -> "AsyncIterator[daytona.AsyncDaytona]":
-        """Yield this loop's client. Convert DaytonaErrors; `failure` says what could not be done."""
+        """Yield this loop's client, and convert DaytonaErrors. `failure` says what could not be done."""
         # A thread imports the SDK and the modules that use it, because that takes seconds.
         await asyncio.to_thread(import_module, ".creation", __package__)
         from .client import get_client

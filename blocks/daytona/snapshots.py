@@ -57,7 +57,7 @@ class Environment:
     async def keep(
         self, settings: DaytonaSettings, client: daytona.AsyncDaytona, remote: daytona.AsyncSandbox, seconds: float
     ) -> None:
-        """Make the snapshot from a sandbox whose set-up took `seconds`. A failure only logs a line."""
+        """Make the snapshot from a sandbox whose set-up took `seconds`. A failure is only logged."""
         if settings.setup_snapshot != "always" and seconds < MIN_SETUP_SECONDS:
             self.is_refused = True
             return
@@ -99,10 +99,7 @@ def find_environment(settings: DaytonaSettings, commit: str | None) -> Environme
 
 
 async def list_snapshots(client: daytona.AsyncDaytona, ttl: float) -> list[SnapshotInfo]:
-    """Return the account's snapshots that this module made; an unused one expires after `ttl` seconds.
-
-    Raise DaytonaError.
-    """
+    """Return the account's snapshots of set-ups. They expire `ttl` seconds after their last use. Raise DaytonaError."""
     infos: list[SnapshotInfo] = []
     page = 1
     while True:

@@ -1,4 +1,4 @@
-"""The account at Modal: a signed-in client, its app and its volumes, each created once; the end of sandboxes."""
+"""The account at Modal. Its client, app and volumes are made once per process."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ from modal.config import config
 
 from ...sandbox.errors import SandboxStartError
 from .errors import THROTTLE_SECONDS, convert_errors, get_last_line, retry_until_done
-from .settings import ModalSettings
+from .settings import TOKEN_SETTINGS, ModalSettings
 
 T = TypeVar("T")
 
@@ -60,7 +60,7 @@ async def open_account(settings: ModalSettings) -> Account:
 
 async def _sign_in(settings: ModalSettings) -> modal.Client:
     """Sign in with the settings' token, or else with Modal's own configuration."""
-    token_id, token_secret = _get_token(settings)
+    token_id, token_secret = [settings.reveal_account_setting(name) for name in TOKEN_SETTINGS]
     if token_id is None or token_secret is None:
         token_id, token_secret = config.get("token_id"), config.get("token_secret")
     if token_id and token_secret:
@@ -112,15 +112,6 @@ async def try_to_terminate(sandbox: modal.Sandbox, *, wait: bool) -> None:
         log.warning("sandbox %s was not removed: %s", sandbox.object_id, get_last_line(error))
 
 
-def _get_token(settings: ModalSettings) -> tuple[str | None, str | None]:
-    """Return the id and the secret of the settings' token."""
-    token_id, token_secret = settings.get_account_setting("token_id"), settings.get_account_setting("token_secret")
-    return (
-        None if token_id is None else token_id.get_secret_value(),
-        None if token_secret is None else token_secret.get_secret_value(),
-    )
-
-
 _made: dict[tuple[Hashable, ...], Any] = {}
 _locks: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, defaultdict[Hashable, asyncio.Lock]]
 _locks = weakref.WeakKeyDictionary()
@@ -129,8 +120,9 @@ _locks = weakref.WeakKeyDictionary()
 async def make_once(settings: ModalSettings, name: tuple[Hashable, ...], make: Callable[[], Awaitable[T]]) -> T:
     """Return the object of that name in the account. The first call makes it, and concurrent calls wait for it."""
     # Modal's client reads these environment variables.
-    environment = [os.environ.get(f"MODAL_{name}") for name in ENVIRONMENT_NAMES]
-    key = (*_get_token(settings), settings.app_name, *environment, *name)
+    environment = [os.environ.get(f"MODAL_{variable}") for variable in ENVIRONMENT_NAMES]
+    token = [settings.reveal_account_setting(setting) for setting in TOKEN_SETTINGS]
+    key = (*token, settings.app_name, *environment, *name)
     locks = _locks.setdefault(asyncio.get_running_loop(), defaultdict(asyncio.Lock))
     async with locks[key]:
         if key not in _made:

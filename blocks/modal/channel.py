@@ -84,7 +84,7 @@ class ModalChannel:
         self._end(f"its process has ended: {last_words}" if last_words else "its process has ended")
 
     async def _read_output(self) -> None:
-        """Read to the end. After an interruption the client continues the stream at the same position."""
+        """Receive the whole output. After an interruption, the client continues the stream at the same position."""
         loop = asyncio.get_running_loop()
         last_heard = loop.time()
         delay = 0.1

@@ -19,7 +19,7 @@ from ...sandbox.driver_settings import KEEP_SECONDS
 from ...sandbox.sandbox_api import Sandbox
 from ..host_terminal import SHELL, run_in_terminal
 from ..provider import MANAGED_LABELS, SandboxInfo, SandboxProvider
-from .settings import PYTHON, ModalSettings
+from .settings import PYTHON, TOKEN_SETTINGS, ModalSettings
 
 if TYPE_CHECKING:
     from .account import Account
@@ -35,7 +35,7 @@ class ModalProvider(ModalSettings, SandboxProvider):
 
     def has_credentials(self) -> bool:
         """Return True if the block or Modal's own configuration has a token."""
-        if self.get_account_setting("token_id") is not None and self.get_account_setting("token_secret") is not None:
+        if all(self.get_account_setting(name) is not None for name in TOKEN_SETTINGS):
             return True
         from modal.config import config
 
@@ -80,10 +80,10 @@ class ModalProvider(ModalSettings, SandboxProvider):
     async def open_terminal(self, sandbox_id: str) -> int:
         """Open a shell with `modal shell`, which gets the account's token in its environment."""
         environment: dict[str, str] = {}
-        for name in ("token_id", "token_secret"):
-            secret = self.get_account_setting(name)
-            if secret is not None:
-                environment[f"MODAL_{name.upper()}"] = secret.get_secret_value()
+        for name in TOKEN_SETTINGS:
+            value = self.reveal_account_setting(name)
+            if value is not None:
+                environment[f"MODAL_{name.upper()}"] = value
         search_path = f"{os.environ.get('PATH', '')}:{os.path.dirname(sys.executable)}"
         program = shutil.which("modal", path=search_path) or "modal"
         command = [program, "shell", sandbox_id, "--cmd", shlex.join(SHELL)]
@@ -107,7 +107,7 @@ class ModalProvider(ModalSettings, SandboxProvider):
 
     @asynccontextmanager
     async def _use_account(self, failure: str) -> "AsyncIterator[Account]":
-        """Yield the signed-in client and its app. Convert Modal's errors; `failure` says what could not be done."""
+        """Yield the client and its app, and convert Modal's errors. `failure` says what could not be done."""
         from .account import open_account
         from .errors import convert_errors
 

@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from ..settings import SnapshotSettings
 
+TOKEN_SETTINGS = ("token_id", "token_secret")
 PYTHON = "3.12"  # version in the default image. Without it, Modal would use the host's version.
 
 
@@ -23,7 +24,7 @@ class ModalAccountSettings(BaseModel):
 class ModalSettings(ModalAccountSettings, SnapshotSettings):
     """The account, app, image, resources, network and lifetime of sandboxes."""
 
-    account_settings: ClassVar[tuple[str, ...]] = ("token_id", "token_secret")
+    account_settings: ClassVar[tuple[str, ...]] = TOKEN_SETTINGS
 
     app_name: str = Field(
         default="rlm-batch",

@@ -35,9 +35,13 @@ def make_command(
 
     Its status is the command's, or 128 plus the signal's number if a signal ended the command.
     """
-    python = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
     request = {"mounts": mounts, "cwd": cwd, "has_network": has_network}
-    return [python, "-IS", os.path.abspath(__file__), json.dumps(request), *command]
+    return [find_python(), "-IS", os.path.abspath(__file__), json.dumps(request), *command]
+
+
+def find_python() -> str:
+    """Return the path of the base Python, which needs no virtual environment."""
+    return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
 
 
 @functools.cache

@@ -125,19 +125,9 @@ async def test_code_killed_for_memory_names_the_setting_to_raise(
 
 
 @pytest.mark.full
-async def test_a_thousand_files_share_the_containers_disk_limit(
-    container: ContainerSandbox,
-) -> None:
-    async with container.with_options({"disk_mib": 16}).interpreter() as interpreter:
-        with pytest.raises(CodeError, match="No space left on device"):
-            await interpreter.execute(MANY_FILES)
-        code = "import os\nfor name in os.listdir(): os.unlink(name)\nopen('a', 'w').write('b')\nSUBMIT(works=True)"
-        assert (await interpreter.execute(code)).works
-
-
-@pytest.mark.full
-async def test_shared_memory_and_threads_are_limited(container: ContainerSandbox) -> None:
+async def test_files_shared_memory_and_threads_are_limited(container: ContainerSandbox) -> None:
     for options, code, words in (
+        ({"disk_mib": 16}, MANY_FILES, "No space left on device"),
         ({"memory_mib": 256}, IN_SHARED_MEMORY, "No space left on device"),
         ({"processes": 40}, THREADS, "can't start new thread"),
     ):

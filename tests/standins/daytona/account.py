@@ -125,13 +125,6 @@ class Account:
             self.destroyed += 1
         await self.move(box, "destroyed")
 
-    async def stopped(self, box: Box) -> None:
-        if box.body.get("autoDeleteInterval") == 0:
-            await self.destroy(box)
-        elif box.state == "started":
-            box.kill()
-            await self.move(box, "stopped")
-
     async def reap(self) -> None:
         """Keep ending sandboxes that have been idle for too long or have exceeded their lifetime."""
         while True:
@@ -139,10 +132,11 @@ class Account:
             moment, minute = time.monotonic(), self.settings.minute
             for box in list(self.boxes.values()):
                 ttl, idle = box.body.get("ttlMinutes"), box.body.get("autoStopInterval", 15)
-                if ttl and moment >= box.ttl_began + ttl * minute:
+                is_over = bool(ttl) and moment >= box.ttl_began + ttl * minute
+                # Ephemeral sandboxes, the only ones that rlm-batch creates, are deleted when they are stopped.
+                is_idle = bool(idle) and box.state == "started" and moment >= box.active + idle * minute
+                if is_over or is_idle:
                     await self.destroy(box)
-                elif idle and box.state == "started" and moment >= box.active + idle * minute:
-                    await self.stopped(box)
 
     def add(self, box: Box) -> None:
         """Add a sandbox, and start it."""

@@ -15,7 +15,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from ..mount_namespace import make_command
+from ..mount_namespace import find_python, make_command
 from ..process import die_with_parent
 from .answers import daemon, now
 from .sessions import Command, Session
@@ -137,7 +137,7 @@ class Box:
 
     def argv(self, command: str, cwd: str | None) -> tuple[list[str], dict[str, str]]:
         """Return the arguments and the environment to start a shell command with."""
-        python = python_home()
+        python = Path(find_python()).parents[1]
         environment = {
             "PATH": f"{PYTHON}/bin:/usr/local/bin:/usr/bin:/bin", "HOME": HOME, "LANG": "C.UTF-8",
             "PYTHONDONTWRITEBYTECODE": "1", **(self.body.get("env") or {}),
@@ -228,19 +228,14 @@ class Box:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def python_home() -> Path:
-    """Return the installation of the base Python, outside any virtual environment."""
-    return Path(os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)).parents[1]
-
-
 def make_python(folder: Path) -> None:
     """Make a Python environment for one sandbox: the base Python with pip and no other installed packages."""
     packages = folder / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
     packages.mkdir(parents=True)
     (folder / "bin").mkdir()
-    own = Path(os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable))
-    (folder / "bin" / "python3").symlink_to(own)
-    (folder / "pyvenv.cfg").write_text(f"home = {own.parent}\ninclude-system-site-packages = false\n")
-    pip = Path(sysconfig.get_path("purelib", vars={"base": str(python_home())})) / "pip"
+    python = Path(find_python())
+    (folder / "bin" / "python3").symlink_to(python)
+    (folder / "pyvenv.cfg").write_text(f"home = {python.parent}\ninclude-system-site-packages = false\n")
+    pip = Path(sysconfig.get_path("purelib", vars={"base": str(python.parents[1])})) / "pip"
     if pip.is_dir():
         (packages / "pip").symlink_to(pip)

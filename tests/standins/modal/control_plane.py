@@ -125,11 +125,6 @@ class ControlPlane(ModalClientBase):
         return api_pb2.SandboxGetTaskIdResponse(task_id=box.task)
 
     @unary
-    async def TaskGetCommandRouterAccess(self, request: Any) -> Any:
-        access = self._access(self.standin.of_task(request.task_id))
-        return api_pb2.TaskGetCommandRouterAccessResponse(url=access.url, jwt=access.jwt)
-
-    @unary
     async def SandboxGetCommandRouterAccess(self, request: Any) -> Any:
         known = self.standin.tasks.get(request.task_id) or self.standin.of_id(request.sandbox_id)
         access = self._access(known)

@@ -9,12 +9,20 @@ import time
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ..mount_namespace import Mount, make_command
+from ..mount_namespace import Mount, find_python, make_command
 from ..process import die_with_parent
-from .programs import SYNC, TOOLS, python
+from .programs import SYNC, TOOLS
 from .sandboxes import Box, Command
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt")
+
+
+def link_system(root: Path) -> None:
+    """Put links into a root like those of this machine, such as /bin to /usr/bin."""
+    for path in SYSTEM:
+        link = root / path[1:]
+        if os.path.islink(path) and not link.is_symlink():
+            link.symlink_to(os.readlink(path))
 
 
 class Launcher:
@@ -28,8 +36,8 @@ class Launcher:
         folder = box.folder / "bin"
         folder.mkdir()
         programs = {
-            "sync": SYNC.format(python=python(), socket=str(self.root / "commits"), box=box.id),
-            "modal-sandbox-fs-tools": TOOLS.format(python=python()),
+            "sync": SYNC.format(python=find_python(), socket=str(self.root / "commits"), box=box.id),
+            "modal-sandbox-fs-tools": TOOLS.format(python=find_python()),
         }
         for name, text in programs.items():
             (folder / name).write_text(text)
@@ -41,9 +49,7 @@ class Launcher:
     async def build(self, root: Path, command: str, environment: dict[str, str]) -> str:
         """Run a command of an image's build in its root; return the error's text, empty after a success."""
         root.mkdir(parents=True, exist_ok=True)
-        for path in filter(os.path.islink, SYSTEM):
-            if not (root / path[1:]).is_symlink():
-                (root / path[1:]).symlink_to(os.readlink(path))
+        link_system(root)
         mounts: list[Mount] = [("bind", str(root), "/"), *self._list_system_mounts()]
         mounts += [("proc", "/proc"), ("dev", "/dev"), ("dir", "/tmp"), ("dir", "/root")]
         process = await asyncio.create_subprocess_exec(
@@ -95,7 +101,7 @@ class Launcher:
     def _list_system_mounts() -> list[Mount]:
         """Return the mounts of the system's directories and of this Python."""
         own = [path for path in SYSTEM if os.path.exists(path) and not os.path.islink(path)]
-        pythons = dict.fromkeys((sys.base_prefix, os.path.dirname(os.path.dirname(python()))))
+        pythons = dict.fromkeys((sys.base_prefix, os.path.dirname(os.path.dirname(find_python()))))
         own += [path for path in pythons if not PurePosixPath(path).is_relative_to("/usr")]
         return [("read", path, path) for path in own]
 

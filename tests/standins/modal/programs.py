@@ -1,11 +1,4 @@
-"""Substitutes for Modal's own programs in a sandbox, and its Python."""
-
-from __future__ import annotations
-
-import os
-import sys
-
-FS_TOOLS = "/__modal/.bin/modal-sandbox-fs-tools"
+"""Substitutes for Modal's own programs in a sandbox."""
 
 # Substitute for Modal's `sync` in a sandbox: for a volume's mount it waits for the commit, else it does nothing.
 SYNC = """#!{python} -IS
@@ -47,8 +40,3 @@ try:
 except OSError as error:
     sys.exit(json.dumps({{"error_kind": kinds.get(type(error), "Other"), "message": error.strerror or str(error)}}))
 """
-
-
-def python() -> str:
-    """Return the base Python, which needs no virtual environment."""
-    return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import secrets
 import shutil
 import sys
@@ -15,9 +14,9 @@ from typing import Any
 from grpclib import GRPCError, Status
 from modal_proto import api_pb2
 
+from ..mount_namespace import find_python
 from .calls import Faults
-from .launcher import SYSTEM, Launcher
-from .programs import python
+from .launcher import Launcher, link_system
 from .sandboxes import Box
 from .volumes import Mount, Volume
 
@@ -38,7 +37,7 @@ class Standin:
             "commit_at_end": True,
             "commit_error": "",  # error of `sync`
             "build_error": "",  # error of git in an image's build
-            "python": python(),  # path of `python` in a sandbox, or empty
+            "python": find_python(),  # path of `python` in a sandbox, or empty
         }
         self.faults = Faults()
         self.launcher = Launcher(root)
@@ -151,9 +150,7 @@ class Standin:
             await asyncio.to_thread(shutil.copytree, base, box.folder / "root", symlinks=True)
         else:
             (box.folder / "root").mkdir()
-        for path in filter(os.path.islink, SYSTEM):
-            if not (box.folder / "root" / path[1:]).is_symlink():
-                (box.folder / "root" / path[1:]).symlink_to(os.readlink(path))
+        link_system(box.folder / "root")
         for number, mount in enumerate(request.definition.volume_mounts):
             volume = self.volumes[mount.volume_id]
             folder = box.folder / f"volume-{number}"
