@@ -132,7 +132,8 @@ def _make_settings_option(name: str, fields: dict[str, FieldInfo]) -> Option:
     A setting of one provider is in that provider's group. A setting of several providers is in the group of limits if
     it is a number, and otherwise in the group of the sandbox.
     """
-    first_provider, field = next(iter(fields.items()))
+    providers = list(fields)
+    field = fields[providers[0]]
     is_list = _is_list(field.annotation)
     # The provider converts the words later, because a setting may be an integer in one provider and text in another.
     kind: Any = str
@@ -140,11 +141,12 @@ def _make_settings_option(name: str, fields: dict[str, FieldInfo]) -> Option:
         kind = bool
     elif is_list:
         kind = list[str]
-    if len(fields) == 1:
-        group, providers_without_note = first_provider.title(), 1
+    if len(providers) == 1:
+        group = providers[0].title()
+        has_note = False  # The group names the provider.
     else:
         group = LIMITS if _is_number(field.annotation) else SANDBOX
-        providers_without_note = len(PROVIDERS)
+        has_note = len(providers) < len(PROVIDERS)
     help_texts: dict[str, str] = {}
     defaults: dict[str, str] = {}
     for provider, item in fields.items():
@@ -152,23 +154,23 @@ def _make_settings_option(name: str, fields: dict[str, FieldInfo]) -> Option:
         if item.default not in NO_DEFAULTS:
             defaults[provider] = str(item.default)
     details = Parameter(
-        help=_join_texts(help_texts, providers_without_note),
+        help=_join_texts(help_texts, providers, has_note=has_note),
         negative=() if is_list else None,
         metavar=_name_value(name, field.annotation, field.description),
-        show_default=_join_texts(defaults, len(fields)) or False,
+        show_default=_join_texts(defaults, providers) or False,
     )
     return Option(_make_option(name, kind | None, details), group, COMMON in field.metadata)
 
 
-def _join_texts(texts: Mapping[str, str], count: int) -> str:
-    """Join texts by provider. A note in brackets names a text's providers, unless `count` providers share the text."""
+def _join_texts(texts: Mapping[str, str], providers: list[str], *, has_note: bool = False) -> str:
+    """Join texts by provider. A note names the providers of a text, on request or unless all `providers` have it."""
     providers_by_text: dict[str, list[str]] = {}
     for provider, text in texts.items():
         providers_by_text.setdefault(text, []).append(provider)
     parts: list[str] = []
-    for text, providers in providers_by_text.items():
-        note = "" if len(providers) == count else f" ({', '.join(providers)})"
-        parts.append(text + note)
+    for text, names in providers_by_text.items():
+        needs_note = has_note or names != providers
+        parts.append(f"{text} ({', '.join(names)})" if needs_note else text)
     return "; ".join(parts)
 
 
@@ -212,14 +214,14 @@ def build_flow_command(
     data_options = [f"--{option.target}" for option in flow_options if option.target in DATA_PARAMETERS]
     data_option = data_options[0] if data_options else None
 
-    def run(*arguments: Any, **options: Any) -> int:
-        bound = signature.bind_partial(*arguments, **options).arguments
+    def run(*positional: Any, **keywords: Any) -> int:
+        words_by_option = signature.bind_partial(*positional, **keywords).arguments
         action_names = [option.parameter.name for option in action_options]
-        action = make_action(**{name: bound[name] for name in action_names if name in bound})
-        files = bound.get("files", bound.get("file", []))
+        action = make_action(**{name: words_by_option[name] for name in action_names if name in words_by_option})
+        files = words_by_option.get("files", words_by_option.get("file", []))
         files = [files] if isinstance(files, str) else list(files)
         refuse_data(files, data_option)
-        return action(model, files, _read_parameters(bound, flow_options, settings_options))
+        return action(model, files, _read_parameters(words_by_option, flow_options, settings_options))
 
     run.__name__ = model.flow_name
     run.__doc__ = FLOWS[model.flow_name]

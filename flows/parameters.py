@@ -431,7 +431,7 @@ class Options(CodeParameters, LaneParameters):
         return values
 
     def locate_ledger(self, run_ledger: L) -> PathOrLocation | L:
-        """Return the place of the results, by default `run_ledger`. Raises ConfigurationError."""
+        """Return the path or location in `results_path`, by default `run_ledger`. Raises ConfigurationError."""
         return run_ledger if self.results_path is None else locate_ledger(self.results_path)
 
 
@@ -522,7 +522,7 @@ def build_signature(model: type[FlowParameters[Any]]) -> inspect.Signature:
 
 
 def refuse_secrets(what: str) -> None:
-    """Raise ConfigurationError. `what` runs in another process, and secrets stay in this one."""
+    """Raise ConfigurationError, because the execution takes place in another process. `what` names it."""
     raise ConfigurationError(
         f"{what} cannot take `secrets`, whose values stay in this process: save them in the "
         "environment of a block, and pass the block as the provider"

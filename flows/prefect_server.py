@@ -49,8 +49,8 @@ async def provide_server(
         The address of the UI of the shared server, otherwise None.
 
     Raises:
-        ConfigurationError: The configured server does not answer or refuses, or another server failed. If the process
-            of a shared or embedded server ends, the code in the context is cancelled.
+        ConfigurationError: The configured server does not answer or refuses. Or the shared or embedded server does not
+            start, or fails. When its process ends, the code in the context is cancelled.
     """
     from prefect.client.orchestration import get_client
     from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_EPHEMERAL_ENABLED
