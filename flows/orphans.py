@@ -194,7 +194,7 @@ def _describe_state(run: FlowRun) -> str:
 
 async def _measure_silence(client: PrefectClient, run: FlowRun, boxes: list[SandboxInfo], now: float) -> float:
     """Return the seconds since a flow run changed its state, opened a sandbox, or was the subject of an event."""
-    times = [info.began for info in boxes]
+    times: list[float] = [info.began for info in boxes]
     if run.state is not None:
         times.append(run.state.timestamp.timestamp())
     last_sign = min(now, max(times))  # A sandbox's label may have any time.

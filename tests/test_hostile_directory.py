@@ -1,14 +1,12 @@
 """Tests that files of the working directory, which a model may have written, run only in sandboxes."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 from .infra.hostile_files import fill_with_hostile_files
 from .infra.prefect_database import make_prefect_home
-
-COMMAND = str(Path(sys.executable).with_name("rlm-batch"))
+from .infra.programs import COMMAND, run_program
 
 
 def test_a_batch_runs_no_file_of_the_working_directory(tmp_path: Path, no_process_left: None) -> None:
@@ -25,9 +23,7 @@ def test_a_batch_runs_no_file_of_the_working_directory(tmp_path: Path, no_proces
     # The user starts the command itself. The option -I makes this process ignore PYTHONPATH; its children inherit the
     # variable.
     command = [sys.executable, "-I", COMMAND, "batch", "calendar.py"]
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=250, check=False
-    )
+    done = run_program(command, cwd=folder, env=environment)
     assert not mark.exists(), mark.read_text()
     assert done.returncode == 0, done.stderr
     assert "ignored Prefect's settings in prefect.toml, .env, pyproject.toml of the working directory" in done.stderr

@@ -2,11 +2,12 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from .infra.programs import run_program
 
 ROOT = Path(__file__).resolve().parents[1]
 MODULES = sorted(
@@ -60,7 +61,7 @@ def import_modules(modules: list[str]) -> dict[str, object]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("LITELLM_", "DO_NOT_"))}
     environment |= {"HTTP_PROXY": "http://127.0.0.1:9", "no_proxy": "example.org"}
     command = [sys.executable, "-c", PROGRAM, str(ROOT) + os.sep, *modules]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    done = run_program(command, env=environment)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -21,6 +21,8 @@ from packaging.utils import canonicalize_name
 import rlm_batch
 from rlm_batch.sandbox.driver_bundle import MODULES
 
+from .infra.programs import run_program
+
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
@@ -50,15 +52,7 @@ def module_files() -> dict[str, Path]:
 def run_isolated(program: str, *arguments: str, cwd: Path) -> str:
     """Run a program that imports neither from the working directory nor from PYTHONPATH, and return its output."""
     environment = os.environ | {"PREFECT_HOME": str(cwd / "prefect"), "PREFECT_LOGGING_LEVEL": "ERROR"}
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", textwrap.dedent(program), *arguments],
-        check=False,
-        cwd=cwd,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    done = run_program([sys.executable, "-I", "-c", textwrap.dedent(program), *arguments], cwd=cwd, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -76,7 +70,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for room in FLOORS:
         shutil.copytree(ROOT / room, source / room, ignore=shutil.ignore_patterns("__pycache__"))
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(target), str(source)]
-    done = subprocess.run(build, check=False, capture_output=True, text=True)
+    done = run_program(build)
     assert done.returncode == 0, done.stdout + done.stderr
     (built,) = target.glob("*.whl")
     return built

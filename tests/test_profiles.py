@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,7 @@ from rlm_batch.blocks.language_model.model_access import resolve_language_model
 from rlm_batch.flows.server.process import ServerProcess, build_environment
 
 from .infra.prefect_database import make_prefect_home
-
-COMMAND = str(Path(sys.executable).with_name("rlm-batch"))
+from .infra.programs import COMMAND, run_program
 
 
 def test_a_saved_model_is_loaded_from_the_server_of_a_profile(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,9 +52,7 @@ def test_a_command_uses_the_server_and_the_password_of_the_active_profile(tmp_pa
     environment |= {"PREFECT_HOME": str(home), "RLM_BATCH_RESULTS": str(tmp_path / "results")}
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [COMMAND, *words], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=250, check=False
-        )
+        return run_program([COMMAND, *words], env=environment, cwd=tmp_path)
 
     with ServerProcess.start(make_prefect_home(tmp_path / "server"), auth="me:secret") as server:
         profile = f'active = "work"\n[profiles.work]\nPREFECT_API_URL = "{server.url}"\n'

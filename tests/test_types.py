@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 import sysconfig
 import venv
@@ -12,6 +11,8 @@ from typing import Any
 import pytest
 
 import rlm_batch
+
+from .infra.programs import run_program
 
 RIGHT = """
 import asyncio
@@ -260,7 +261,7 @@ def run_checker(folder: Path, *command: str) -> str:
     words = [sys.executable, "-m", *command, python, "right.py", "wrong.py"]
     # The checker gets its settings from the command line only.
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MYPY", "PYTHONPATH"))}
-    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=590, check=False)
+    done = run_program(words, cwd=folder, env=environment, timeout=590)
     assert done.returncode == 1, done.stdout + done.stderr  # the checker found errors and did not crash
     return done.stdout
 

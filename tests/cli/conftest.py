@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,9 @@ from rlm_batch.sandbox.result import Outcome
 from rlm_batch.tasks.ledger.ledger import Ledger
 from rlm_batch.tasks.ledger.run_record import RunRecord
 
+from ..infra.programs import COMMAND, run_program
+
 ROOT = Path(__file__).resolve().parents[2]
-COMMAND = str(Path(sys.executable).with_name("rlm-batch"))
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -78,8 +78,6 @@ def run_alone(server: str, no_process_left: None, tmp_path: Path) -> Run:
     """Return a function that runs the command as `run` does, but in a new process."""
 
     def call(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-        command = [COMMAND, *arguments]
-        options = {"env": environment(tmp_path), "capture_output": True, "text": True, "timeout": 100, **options}
-        return subprocess.run(command, cwd=tmp_path, check=False, **options)
+        return run_program([COMMAND, *arguments], cwd=tmp_path, **{"env": environment(tmp_path), **options})
 
     return call

@@ -3,12 +3,12 @@
 import json
 import os
 import re
-import subprocess
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from ..infra.programs import run_program
 from .conftest import COMMAND, ROOT, environment
 
 LEARNING_RATE = str(ROOT / "examples" / "learning_rate.py")
@@ -23,9 +23,7 @@ def split_rows(text):
 def run_pipe(command, folder):
     """Run a pipe of commands in a folder, and print the exit status of the first one."""
     words = ["bash", "-c", f"{command}; echo ${{PIPESTATUS[0]}}"]
-    return subprocess.run(
-        words, cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=500, check=False
-    )
+    return run_program(words, cwd=folder, env=environment(folder), timeout=500)
 
 
 def test_a_sweep_prints_its_trials_and_can_be_reported_and_resumed(run):

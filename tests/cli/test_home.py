@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ..infra.prefect_database import make_prefect_home
+from ..infra.programs import run_program
 from .conftest import COMMAND
 
 
@@ -26,14 +27,8 @@ def test_a_missing_home_is_a_one_sentence_error_with_working_fixes(tmp_path: Pat
     words += ["--bind", str(tmp_path), str(tmp_path), "--die-with-parent"]
 
     def run(*command: str, **settings: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*words, COMMAND, *command],
-            env={**environment, "TMPDIR": str(tmp_path), **settings},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=250,
-            check=False,
+        return run_program(
+            [*words, COMMAND, *command], env={**environment, "TMPDIR": str(tmp_path), **settings}, cwd=tmp_path
         )
 
     batch = ("batch", "one.py", "--provider", "local:none", "--json")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ..infra.programs import run_program
 from ..infra.waiting import wait_until
 from .conftest import COMMAND, environment
 
@@ -149,7 +150,7 @@ threading.Thread(target=validate, daemon=True).start()
 sys.argv = ["rlm-batch", "--version"]
 main()
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    done = run_program([sys.executable, "-c", program])
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.strip() == version("rlm-batch")
 
@@ -164,6 +165,6 @@ atexit.register(print, "exported")
 sys.argv = ["rlm-batch", "--version"]
 main()
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    done = run_program([sys.executable, "-c", program])
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [version("rlm-batch"), "exported"]

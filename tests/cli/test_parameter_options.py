@@ -1,7 +1,6 @@
 """The command's options: names, defaults, descriptions and None values are those of the flows' parameters."""
 
 import inspect
-import subprocess
 import sys
 from io import StringIO
 from types import NoneType
@@ -21,6 +20,8 @@ from rlm_batch.flows.reap import reap
 from rlm_batch.flows.rlm import rlm
 from rlm_batch.flows.sequence import sequence
 from rlm_batch.flows.sweep import sweep
+
+from ..infra.programs import run_program
 
 FLOWS: dict[str, Any] = {
     "batch": batch,
@@ -153,7 +154,7 @@ def test_help_and_usage_errors_do_not_import_prefect() -> None:
         },
     }
     words = "\n".join(commands)
-    done = subprocess.run([sys.executable, "-c", PROGRAM], input=words, capture_output=True, text=True, check=False)
+    done = run_program([sys.executable, "-c", PROGRAM], input=words)
     assert done.returncode == 0, done.stderr
     for text in commands.values():
         assert text in done.stderr

@@ -14,6 +14,7 @@ import pytest
 from rlm_batch.blocks.provider import SandboxInfo
 from rlm_batch.blocks.registry import PROVIDERS
 
+from ..infra.programs import run_program
 from ..infra.waiting import wait_until
 from ..standins.mount_namespace import make_command
 from .conftest import COMMAND, Run, environment
@@ -67,9 +68,7 @@ def test_reap_deletes_sandboxes_of_a_process_killed_on_the_same_machine(
             assert len(list_sandboxes()) == 2
         finally:
             process.kill()
-    other = subprocess.run(
-        elsewhere, env=environment(tmp_path), capture_output=True, text=True, timeout=100, check=False
-    )
+    other = run_program(elsewhere, env=environment(tmp_path))
     assert other.returncode == 0, other.stderr
     assert f"no unused sandboxes of {provider}" in other.stdout
     assert "`--older-than SECONDS` removes those of silent runs" in other.stderr

@@ -1,15 +1,13 @@
 """The deployments of prefect.yaml: the server has them as written, keeps users' changes, and can run them."""
 
 import asyncio
-import subprocess
 import sys
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from uuid import UUID
 
 import pytest
-from prefect.client.orchestration import PrefectClient, get_client
+from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.actions import DeploymentScheduleUpdate, DeploymentUpdate
 from prefect.exceptions import PrefectHTTPStatusError
 from prefect.flows import load_flow_from_entrypoint
@@ -18,25 +16,16 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from rlm_batch import ConfigurationError
 from rlm_batch.deployments.deploy import WORK_POOL, deploy, load_entries
 
+from ..infra.programs import run_program
 from ..infra.scripted_turns import make_script
 from ..standins.openai_chat import ChatServer
+from .conftest import ask
 
 ROOT = Path(__file__).resolve().parents[2]
 PREFECT = str(Path(sys.executable).with_name("prefect"))
 FLOWS = ("rlm-batch", "rlm-sweep", "rlm-chunks", "rlm-sequence", "rlm-query", "rlm-reap")
 NAMES = [f"{load_flow_from_entrypoint(entry['entrypoint']).name}/{entry['name']}" for entry in load_entries()]
 SHORT = ("rlm-batch/local", "rlm-sweep/local", "rlm-chunks/local", "rlm-sequence/local", "rlm-reap/local")
-T = TypeVar("T")
-
-
-def ask(question: Callable[[PrefectClient], Awaitable[T]]) -> T:
-    """Return a server's answer."""
-
-    async def call() -> T:
-        async with get_client() as client:
-            return await question(client)
-
-    return asyncio.run(call())
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +64,7 @@ def test_every_flow_has_a_deployment_for_this_machine(deployed: list[str]) -> No
 def test_prefects_deploy_command_creates_the_same_deployments(deployed: list[str]) -> None:
     ours = on_server()
     command = [PREFECT, "--no-prompt", "deploy", "--all", "--prefect-file", "deployments/prefect.yaml"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    done = run_program(command, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("successfully created") == len(NAMES)
     assert on_server() == ours

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.exceptions import ObjectNotFound
 
 from rlm_batch.cli.main import main
 from rlm_batch.deployments.deploy import deploy
+
+from .conftest import ask
 
 CODE = "SUBMIT(loss=(lr - 0.1) ** 2)\n"
 SWEEP = ("sweep", "train.py", "--grid", "lr=0.1,0.01", "--minimize", "loss")
@@ -26,12 +27,8 @@ POOL = "one's own"  # a work pool that no other test's worker serves
 def pool(server: str) -> None:
     """Create the project's deployments and their work pool, and another work pool."""
 
-    async def make() -> None:
-        await deploy()
-        async with get_client() as client:
-            await client.create_work_pool(WorkPoolCreate(name=POOL, type="process"), overwrite=True)
-
-    asyncio.run(make())
+    asyncio.run(deploy())
+    ask(lambda client: client.create_work_pool(WorkPoolCreate(name=POOL, type="process"), overwrite=True))
 
 
 @pytest.fixture
@@ -55,15 +52,10 @@ def command(
 
 def read(name: str) -> Any:
     """Return the deployment on the server, or None."""
-
-    async def call() -> Any:
-        async with get_client() as client:
-            try:
-                return await client.read_deployment_by_name(name)
-            except ObjectNotFound:
-                return None
-
-    return asyncio.run(call())
+    try:
+        return ask(lambda client: client.read_deployment_by_name(name))
+    except ObjectNotFound:
+        return None
 
 
 @pytest.fixture
@@ -71,13 +63,8 @@ def delete() -> Iterator[list[str]]:
     """Yield a list of names, and delete these deployments after the test so that the server schedules no runs."""
     names: list[str] = []
     yield names
-
-    async def call() -> None:
-        async with get_client() as client:
-            for name in names:
-                await client.delete_deployment((await client.read_deployment_by_name(name)).id)
-
-    asyncio.run(call())
+    for deployment in map(read, names):
+        ask(lambda client: client.delete_deployment(deployment.id))  # noqa: B023 - called at once
 
 
 def test_a_deployment_has_its_code_and_schedule_and_can_be_updated(

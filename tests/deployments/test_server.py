@@ -25,6 +25,7 @@ from rlm_batch.deployments.deploy import deploy
 from rlm_batch.flows.server.process import ServerProcess
 
 from ..infra.prefect_database import make_prefect_home
+from ..infra.programs import run_program
 from ..infra.waiting import wait_until
 
 
@@ -211,9 +212,7 @@ def test_a_server_with_a_password_works_for_clients_that_send_it(
             "print(asyncio.run(rlm_batch.batch(['SUBMIT(x=1)'], provider='local:none'))[0].x)"
         )
         environment = os.environ | {"PREFECT_API_URL": running.url, "PREFECT_API_AUTH_STRING": auth}
-        done = subprocess.run(
-            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=100, check=False
-        )
+        done = run_program([sys.executable, "-c", program], env=environment)
         assert done.stdout == "1\n", done.stderr
         assert "a password: of the tests" not in running.log.read_text()
         assert "of the tests" not in Path(f"/proc/{running.process.pid}/cmdline").read_text()

@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
@@ -19,6 +18,7 @@ from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary
 from rlm_batch.flows.child_process import build_module_command
 
 from ..infra.logged_process import choose_port
+from ..infra.programs import COMMAND, run_program
 from ..infra.servers import SERVICES, Servers
 from ..infra.waiting import wait_until
 
@@ -32,14 +32,8 @@ AUTH = ":".join(PASSWORD)
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     """Start all servers, and create the deployments through the first one."""
     with Servers(tmp_path_factory.mktemp("servers"), auth=AUTH) as running:
-        made = subprocess.run(
-            [Path(sys.executable).with_name("rlm-batch"), *SERVICES["deploy"]["command"][1:]],
-            env={**os.environ, "PREFECT_API_URL": running.urls[0], "PREFECT_API_AUTH_STRING": AUTH},
-            capture_output=True,
-            text=True,
-            timeout=200,
-            check=False,
-        )
+        settings = {**os.environ, "PREFECT_API_URL": running.urls[0], "PREFECT_API_AUTH_STRING": AUTH}
+        made = run_program([COMMAND, *SERVICES["deploy"]["command"][1:]], env=settings)
         assert made.returncode == 0, made.stdout + made.stderr
         yield running
 

@@ -21,9 +21,9 @@ from ..infra.hostile_files import fill_with_hostile_files
 from ..infra.logged_process import choose_port
 from ..infra.postgres import Postgres
 from ..infra.prefect_database import make_prefect_home
+from ..infra.programs import COMMAND, run_program
 from ..infra.waiting import wait_until
 
-COMMAND = str(Path(sys.executable).with_name("rlm-batch"))
 HANG_SECONDS = 240  # seconds for a start or a whole run; a first start migrates a database while other tests run
 WORDS = {"server": "flows.server.app", "worker": "prefect worker start"}  # parts of the command lines
 SLOW = 'code="import time; time.sleep(t); SUBMIT(loss=t)"'
@@ -78,15 +78,7 @@ class Up:
 
     def type(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run a command as a user does in another terminal."""
-        return subprocess.run(
-            words,
-            env=self.environment,
-            cwd=self.home,
-            capture_output=True,
-            text=True,
-            timeout=HANG_SECONDS,
-            check=False,
-        )
+        return run_program(words, env=self.environment, cwd=self.home)
 
     def api(self, path: str, **body: Any) -> Any:
         name, colon, password = self.environment.get("PREFECT_API_AUTH_STRING", "").partition(":")

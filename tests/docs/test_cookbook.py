@@ -2,19 +2,18 @@
 
 import asyncio
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from prefect.client.orchestration import get_client
-from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule
 
 from rlm_batch.cli.commands import app
 from rlm_batch.deployments.deploy import deploy
 
+from ..deployments.conftest import ask
+from ..infra.programs import run_program
 from ..infra.workers import Worker, wait_until_online
 from .pages import blocks, commands, names, sections, table_rows
 from .test_programs import write_files
@@ -52,22 +51,17 @@ def test_the_tests_of_the_recipe_pass_in_pytest(tmp_path: Path) -> None:
     (block,) = [block for block in blocks("python") if block.page == PAGE and "def test_" in block.text]
     (tmp_path / "test_mine.py").write_text(block.text)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_mine.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=250)
+    done = run_program(command, cwd=tmp_path)
     assert "1 passed" in done.stdout, done.stdout + done.stderr
 
 
 def test_the_nightly_sweep_has_its_schedule(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def remove() -> DeploymentResponse:
-        async with get_client() as client:
-            deployment = await client.read_deployment_by_name("rlm-sweep/nightly-lr")
-            await client.delete_deployment(deployment.id)
-            return deployment
-
     write_files(tmp_path)
     monkeypatch.chdir(tmp_path)
     asyncio.run(deploy())
     run_command(read_command("deploy", "--cron"))
-    deployment = asyncio.run(remove())
+    deployment = ask(lambda client: client.read_deployment_by_name("rlm-sweep/nightly-lr"))
+    ask(lambda client: client.delete_deployment(deployment.id))
     assert deployment.parameters["grid"] == {"lr": [0.1, 0.01], "seed": [0, 1, 2]}
     (schedule,) = deployment.schedules
     assert isinstance(schedule.schedule, CronSchedule)

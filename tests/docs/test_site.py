@@ -2,7 +2,6 @@
 
 import inspect
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 import rlm_batch
 
+from ..infra.programs import run_program
 from .pages import ROOT
 
 pytestmark = pytest.mark.full  # `.ci/run` builds the site with `make docs`
@@ -20,7 +20,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of the site, built as `make docs` builds it."""
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-c", "docs", ".", str(folder)]
-    build = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    build = run_program(command, cwd=ROOT)
     assert build.returncode == 0, build.stderr
     return folder
 

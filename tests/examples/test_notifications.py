@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import subprocess
 import sys
 import threading
 import uuid
@@ -19,6 +18,7 @@ from prefect.events.worker import EventsWorker
 
 from rlm_batch import ExecutionsFailed, sweep
 
+from ..infra.programs import run_program
 from ..infra.waiting import wait_until
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -63,13 +63,7 @@ def test_the_messages_of_the_example_arrive(
     monkeypatch.setenv("RLM_BATCH_RESULTS", str(tmp_path))
     monkeypatch.syspath_prepend(str(EXAMPLES))
     address, posted = webhook
-    made = subprocess.run(
-        [sys.executable, str(EXAMPLES / "notify.py"), address],
-        env=os.environ,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    made = run_program([sys.executable, str(EXAMPLES / "notify.py"), address], env=os.environ)
     assert made.returncode == 0, made.stdout + made.stderr
     assert "Created 2 automation(s)" in made.stdout
 

@@ -14,11 +14,10 @@ import pytest
 
 from ..infra.machine import list_descendants
 from ..infra.prefect_database import make_prefect_home, migrate_to_the_future
+from ..infra.programs import COMMAND, PATIENCE
 from ..infra.waiting import wait_until
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
-COMMAND = str(Path(sys.executable).with_name("rlm-batch"))
-PATIENCE = 250.0  # seconds; a program that takes longer to import Prefect and start its server has hung
 CODE = """
 import pathlib, time
 while x > 1 and not pathlib.Path(folder, "go").exists():

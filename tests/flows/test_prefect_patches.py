@@ -1,7 +1,6 @@
 """What Prefect does without each of our patches. A test that fails here says that its patch is no longer needed."""
 
 import asyncio
-import subprocess
 import sys
 from pathlib import Path
 
@@ -9,6 +8,8 @@ import pytest
 import sqlalchemy
 from prefect.server.database.configurations import AioSqliteConfiguration
 from sqlalchemy.exc import OperationalError
+
+from ..infra.programs import run_program
 
 INTERRUPTED = """
 import os, signal, time
@@ -29,7 +30,7 @@ print("cleaned up")
 
 
 def test_prefects_handler_of_sigterm_interrupts_a_cleanup() -> None:
-    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=100, check=False)
+    done = run_program([sys.executable, "-c", INTERRUPTED])
     assert done.stdout == "TerminationSignal\n", done.stderr
 
 

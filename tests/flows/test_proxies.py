@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from ..infra.prefect_database import make_prefect_home
+from ..infra.programs import COMMAND, run_program
 
-COMMAND = str(Path(sys.executable).with_name("rlm-batch"))
 CODE = "import os\nSUBMIT(proxies=sorted(name for name in os.environ if name.lower().endswith('_proxy')))"
 
 
@@ -59,9 +58,7 @@ def run_command(tmp_path: Path, settings: Mapping[str, str], *words: str) -> sub
         if name != "PREFECT_API_URL" and not name.lower().endswith("_proxy")
     }
     environment |= {"PREFECT_HOME": str(tmp_path / "home"), "RLM_BATCH_RESULTS": str(tmp_path / "results"), **settings}
-    return subprocess.run(
-        [COMMAND, *words], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=250, check=False
-    )
+    return run_program([COMMAND, *words], env=environment, cwd=tmp_path)
 
 
 @pytest.mark.parametrize(

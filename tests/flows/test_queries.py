@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import subprocess
 import sys
 import uuid
 from contextlib import suppress
@@ -27,6 +26,7 @@ from rlm_batch import (
     sweep,
 )
 
+from ..infra.programs import run_program
 from ..infra.scripted_turns import make_script
 from ..infra.waiting import wait_until_async
 from ..standins.openai_chat import ChatServer, Reply
@@ -246,7 +246,7 @@ except ConfigurationError as error:
 print(asyncio.run(batch(["SUBMIT(1)"]))[0].output)
 """
     command = [sys.executable, "-c", program]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=250, check=False)
+    done = run_program(command, cwd=tmp_path)
     assert done.stdout.count("pip install 'rlm-batch[rlm]'") == 2, done.stderr
     assert done.stdout.rstrip().endswith("1")
 

@@ -24,6 +24,7 @@ from rlm_batch import (
 )
 from rlm_batch.sandbox.outcomes.outcome_json import get_status
 
+from ..infra.programs import run_program
 from ..infra.scripted_turns import MARK, format_turn, make_hanging_script, make_script
 from ..infra.waiting import HANG_SECONDS, wait_until
 from ..standins.openai_chat import Reply
@@ -207,7 +208,7 @@ def test_a_context_of_ten_million_characters_uses_bounded_memory(chat, server, t
     path = tmp_path / "long.txt"
     path.write_text("x" * 10_000_000)
     command = [sys.executable, "-c", MEMORY, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False, env=os.environ)
+    done = run_program(command, env=os.environ)
     assert done.returncode == 0, done.stderr
     *_, length, grown, other_length, other_grown = done.stdout.split()
     assert length == other_length == "10000000"
@@ -219,7 +220,7 @@ def test_a_context_of_ten_million_characters_uses_bounded_memory(chat, server, t
 def test_the_example_finds_its_needle_with_the_fake_model(server, tmp_path):
     example = Path(__file__).resolve().parents[2] / "examples" / "needle.py"
     command = [sys.executable, str(example), "--stand-in"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=250, check=False)
+    done = run_program(command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("Answer: 271828\n")
     assert "2 calls" in done.stdout

@@ -17,6 +17,7 @@ from rlm_batch.flows.reporting.ledger_reader import open_run_ledger
 from rlm_batch.flows.reporting.report import build_summary_rows
 from rlm_batch.sandbox.queries.budget import Usage
 
+from ..infra.programs import run_program
 from ..infra.scripted_turns import MARK, format_turn
 from ..infra.waiting import HANG_SECONDS, wait_until
 from ..standins.openai_chat import ChatServer, Reply, Request
@@ -96,9 +97,7 @@ def test_after_a_kill_nothing_that_was_paid_for_is_asked_again(chat, server, tmp
         process.kill()
     paid = chat.stats.answered
     script.is_released = True
-    done = subprocess.run(
-        command, env=own_temporary_folder, capture_output=True, text=True, timeout=HANG_SECONDS, check=False
-    )
+    done = run_program(command, env=own_temporary_folder)
     assert done.returncode == 0, done.stderr
     calls, cached, *answers = done.stdout.split()
     print(f"{paid} calls paid before the kill, {chat.stats.answered} in all; resumed: {calls} calls, {cached} kept")

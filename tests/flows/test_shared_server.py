@@ -23,10 +23,9 @@ from rlm_batch.flows.server.shared import find_shared_server, start_shared_serve
 from rlm_batch.sandbox.process_identity import read_own_identity
 
 from ..infra.prefect_database import make_prefect_home
+from ..infra.programs import COMMAND, PATIENCE
 from ..infra.waiting import wait_until
 
-COMMAND = (str(Path(sys.executable).with_name("rlm-batch")),)
-PATIENCE = 250.0  # seconds; a program that takes longer to import Prefect and start its server has hung
 WAIT = """
 import pathlib, time
 pathlib.Path(folder, "begun").touch()
@@ -162,13 +161,13 @@ class Terminal:
         (tmp_path / "wait.py").write_text(WAIT)
         (tmp_path / "wait.csv").write_text(f"folder\n{tmp_path}\n")
 
-    def start(self, *words: str, command: tuple[str, ...] = COMMAND, **settings: str) -> subprocess.Popen[str]:
+    def start(self, *words: str, command: tuple[str, ...] = (COMMAND,), **settings: str) -> subprocess.Popen[str]:
         environment = self.environment | settings
         process = subprocess.Popen([*command, *words], cwd=self.here, env=environment, stdout=-1, stderr=-1, text=True)
         self._started.append(process)
         return process
 
-    def run(self, *words: str, command: tuple[str, ...] = COMMAND) -> subprocess.CompletedProcess[str]:
+    def run(self, *words: str, command: tuple[str, ...] = (COMMAND,)) -> subprocess.CompletedProcess[str]:
         process = self.start(*words, command=command)
         output, errors = process.communicate(timeout=PATIENCE)
         return subprocess.CompletedProcess(words, process.returncode, output, errors)
@@ -176,7 +175,7 @@ class Terminal:
     def start_waiting(self, **settings: str) -> subprocess.Popen[str]:
         """Start a batch whose execution waits for the file `go`, and return when the execution runs."""
         words = ("batch", "wait.py", "--inputs", "wait.csv", "--provider", "local:none", "--results-path", "results")
-        process = self.start(*words, command=COMMAND, **settings)
+        process = self.start(*words, **settings)
         wait_until(lambda: process.poll() is not None or (self.here / "begun").exists(), timeout=PATIENCE)
         assert process.poll() is None, process.communicate()
         return process
@@ -310,7 +309,7 @@ def test_the_next_run_of_a_program_is_seen_on_the_server_after_a_killed_one(term
 @pytest.mark.full
 def test_a_full_disk_is_a_sentence(terminal: Terminal) -> None:
     # SQLite fails at a limit of the size of files as on a full disk.
-    limited = ("sh", "-c", 'trap "" XFSZ; ulimit -f 8; exec "$@"', "sh", *COMMAND)
+    limited = ("sh", "-c", 'trap "" XFSZ; ulimit -f 8; exec "$@"', "sh", COMMAND)
     terminal.environment["PYTHONDONTWRITEBYTECODE"] = "1"  # Compiled modules would be cut, too.
     done = terminal.run("batch", "one.py", command=limited)
     assert done.returncode == 2

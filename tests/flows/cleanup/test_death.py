@@ -28,12 +28,12 @@ from rlm_batch.tasks.ledger.ledger import Ledger
 from ...infra.listening import run_with_listener
 from ...infra.logged_process import run_logged_process
 from ...infra.prefect_database import make_prefect_home
+from ...infra.programs import COMMAND, run_program
 from ...infra.waiting import wait_until, wait_until_async
 from ...standins.git_server import GitServer
 from ..conftest import OutputListener
 
 pytestmark = pytest.mark.anyio
-COMMAND = str(Path(sys.executable).with_name("rlm-batch"))
 
 
 def count_results(ledger: Path) -> int:
@@ -65,7 +65,7 @@ asyncio.run(batch(["SUBMIT()"] * 20, provider="local:none", max_workers=2, log_o
 def test_a_script_terminated_during_a_deletion_completes_it(tmp_path: Path) -> None:
     """Prefect's signal handler raises an exception at any line of the program."""
     command = [sys.executable, "-c", TOLD_TO_END]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500, check=False)
+    done = run_program(command, cwd=tmp_path, timeout=500)
     assert done.returncode == -signal.SIGTERM, done.stderr
     assert list(Path(tempfile.gettempdir()).glob("rlm-batch-*")) == []
     assert "aborted by a termination signal" in done.stderr

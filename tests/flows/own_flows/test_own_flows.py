@@ -2,7 +2,6 @@
 
 import asyncio
 import pickle
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -30,6 +29,7 @@ from rlm_batch import (
     sweep,
 )
 
+from ...infra.programs import run_program
 from ...infra.waiting import wait_until_async
 
 LOSS = "SUBMIT(loss=(x - 1) ** 2)"
@@ -253,7 +253,7 @@ def test_tasks_of_other_task_runners_can_use_our_flows_and_results(
         command = [sys.executable, "pooled.py", runner]
         done = None
         for _ in range(3):  # Ray gives up after 30 s if a busy machine starts its processes slowly.
-            done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False)
+            done = run_program(command, cwd=tmp_path, timeout=280)
             if "timed out during startup" not in done.stderr:
                 break
     assert done is not None
