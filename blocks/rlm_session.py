@@ -202,7 +202,7 @@ class RlmSession:
         return interpreter, self._conversation, sandbox
 
     async def _ask(self, query: str, new_source: Any, timeout: float | None) -> SessionAnswer:
-        """Ask about the context of `new_source`, or about the last one if it is None."""
+        """Ask a question about a new context. If `new_source` is None, ask about the last context."""
         interpreter, conversation, sandbox = await self._open()
         if new_source is not None or self._context is None:
             source = self._source if new_source is None else new_source

@@ -93,7 +93,7 @@ READERS: dict[ColumnType, Callable[[str], Any]] = {"int": read_whole, "float": r
 
 
 def list_fitting_types(text: str, candidates: list[ColumnType]) -> list[ColumnType]:
-    """Return the candidates that fit a cell's text, or an empty list if the cell can only be text."""
+    """Return those of the candidate types that fit a cell's text. The list is empty if the cell can only be text."""
     if len(text) <= SURE_DIGITS and WHOLE.fullmatch(text):  # This path is faster, and most cells take it.
         return [kind for kind in candidates if kind != "bool"] if "bool" in candidates else candidates
     digits = text.removeprefix("-")

@@ -176,16 +176,18 @@ def _convert_content(name: str, content: Content, value: Any, tools: Collection[
     value = _list_items(value)
     if content.is_code:
         return _convert_code(content, value, tools)
-    if content in (Content.ROWS, Content.ITEMS):
-        rows = list_table_rows(name, value)
-        value = value if rows is None else rows
     if content is Content.SPACE:
         check_pairs(value)
     if value is None or isinstance(value, str):  # Text is the path of a file.
         return value
+    if content in (Content.ROWS, Content.ITEMS):
+        rows = list_table_rows(name, value)
+        if rows is not None:
+            value = rows
+    # A chunk's id may be a number, and a grid's values may be any iterable. So these dicts are converted by item.
+    is_converted_by_item = content in (Content.GRID, Content.SPACE, Content.DATA_BY_ID)
     try:
-        if isinstance(value, dict) and content in (Content.GRID, Content.SPACE, Content.DATA_BY_ID):
-            # A chunk's id may be a number, and a grid's values may be any iterable.
+        if is_converted_by_item and isinstance(value, dict):
             items: dict[Any, Any] = value  # type: ignore[reportUnknownVariableType]
             value = {key: _convert_value(f"{name}[{key!r}]", item) for key, item in items.items()}
         else:

@@ -98,7 +98,7 @@ def match_files(base: Path, pattern: str) -> tuple[dict[str, Path], list[str]]:
         if leads_out:
             check_input_path(real)
             left_out.append(str(name))
-        elif not is_link or resolve_links(path.parent) == path.parent:
+        elif not is_link or resolve_links(path.parent) == path.parent:  # A link's directory must not be a link.
             files[str(name)] = real
     return dict(sorted(files.items())), sorted(left_out)
 

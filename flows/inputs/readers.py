@@ -63,39 +63,30 @@ class InputFile:
         """
         refuse_pattern(path)
         place = locate_input(path)
-        suffix = PARQUET if isinstance(place, Path) and place.is_dir() else split_suffix(place)[0]
-        if suffix not in (*JSON_LINES, *CSV, PARQUET):
-            is_missing = isinstance(place, Path) and not place.exists()
-            reason = "it does not exist, and a text is taken as a path" if is_missing else "convert or rename it"
-            raise ConfigurationError(
-                f"{place} is not JSON lines (.jsonl), a JSON array (.json), CSV (.csv) or Parquet (.parquet): {reason}"
-            )
-        rule: TypesOfColumns = None
+        suffix = _find_suffix(place)
+        rule = types
         if suffix not in CSV:
             refuse_types(types)
-        else:
-            rule = _find_recorded_types(ledger) if types is None else types
+        elif types is None:
+            rule = _find_recorded_types(ledger)
         self._rows: ParquetTable | CsvTable | JsonValues
         try:
             if suffix == PARQUET:
                 self._rows = ParquetTable(place)
             elif suffix in CSV:
-                known_types: dict[str, Any] = dict.fromkeys(texts, "str")
-                if isinstance(rule, dict):
-                    known_types |= rule
-                self._rows = CsvTable(DataFile(place), known_types, "json" if rule == "json" else None)
+                self._rows = _read_csv(DataFile(place), rule, texts)
             else:
                 self._rows = JsonValues(DataFile(place), check)
         except OSError as error:
             raise ConfigurationError(f"the input file {place} cannot be read: {error.strerror}") from None
         self.names = self._rows.names
         self.column_types: RuleOfTypes = "json" if rule == "json" else dict(self._rows.types)
-        if self.names is None:
-            return
-        for name in types if isinstance(types, dict) else ():
-            if name not in self.names:
-                raise ConfigurationError(f"`types` names the column {name!r}, and {place} has {', '.join(self.names)}")
-        if check is not None:
+        if self.names is not None and isinstance(types, dict):
+            for name in types:
+                if name not in self.names:
+                    known = ", ".join(self.names)
+                    raise ConfigurationError(f"`types` names the column {name!r}, and {place} has {known}")
+        if self.names is not None and check is not None:
             check(self.names, f"the header of {place}")
 
     def __len__(self) -> int:
@@ -103,6 +94,27 @@ class InputFile:
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._rows)
+
+
+def _find_suffix(place: PathOrLocation) -> str:
+    """Return the suffix of a file's format, or that of Parquet for a folder. Raises ConfigurationError."""
+    if isinstance(place, Path) and place.is_dir():
+        return PARQUET
+    suffix = split_suffix(place)[0]
+    if suffix not in (*JSON_LINES, *CSV, PARQUET):
+        is_missing = isinstance(place, Path) and not place.exists()
+        reason = "it does not exist, and a text is taken as a path" if is_missing else "convert or rename it"
+        raise ConfigurationError(
+            f"{place} is not JSON lines (.jsonl), a JSON array (.json), CSV (.csv) or Parquet (.parquet): {reason}"
+        )
+    return suffix
+
+
+def _read_csv(file: DataFile, rule: TypesOfColumns, texts: Iterable[str]) -> CsvTable:
+    if rule == "json":
+        return CsvTable(file, dict.fromkeys(texts, "str"), "json")
+    types: dict[str, Any] = {**dict.fromkeys(texts, "str"), **(rule or {})}
+    return CsvTable(file, types)
 
 
 def check_variable_names(names: Iterable[str], where: str) -> None:

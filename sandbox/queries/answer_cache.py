@@ -76,8 +76,7 @@ class AnswerCache:
         `model` is the model's name, for records. Raises the errors of `ask`.
         """
         if self.execution is not None:
-            self._counts[key] += 1
-            key = hashlib.sha256(f"{self.execution} {key} {self._counts[key]}".encode()).hexdigest()
+            key = self._number_question(key)
         lock = self._locks.setdefault(key, asyncio.Lock())
         has_waited = lock.locked()
         async with lock:
@@ -96,3 +95,8 @@ class AnswerCache:
                 raise
             self._store.add_answer(key, model, answer.text)
             return answer
+
+    def _number_question(self, key: str) -> str:
+        """Return a key that contains how many times the execution has asked the question."""
+        self._counts[key] += 1
+        return hashlib.sha256(f"{self.execution} {key} {self._counts[key]}".encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""The Python of a recursive model: a context of the sandbox, which is created again if its process ends."""
+"""The Python of a recursive model: a process in the sandbox, which is started again after its end."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class ModelPython:
                 break
             if result.meta.submitted:
                 return self._check_answer(result["answer"], turn, answer_type)
-        self._add_output(turn, reply.reason)
+        self._add_output(turn, reply.reason)  # why later blocks of the reply were not run
         return None
 
     async def _run_block(self, code: str, turn: dict[str, Any]) -> Result | None:
