@@ -1,8 +1,9 @@
-"""Tests of host functions that code calls by name."""
+"""Tests of host functions that code calls by name, in async code and in scripts."""
 
 import asyncio
 import functools
 import threading
+from collections.abc import Awaitable, Callable
 from textwrap import dedent
 from typing import Any
 
@@ -11,20 +12,36 @@ import pytest
 from rlm_batch import CodeError
 from rlm_batch.blocks.provider import SandboxProvider
 from rlm_batch.sandbox.interpreter import Interpreter
+from rlm_batch.sandbox.sync_interpreter import SyncInterpreter
 
 from ..infra.waiting import HANG_SECONDS
 
 pytestmark = [pytest.mark.anyio, pytest.mark.local_first]
+Tools = dict[str, Callable[..., Any]]
+Run = Callable[..., Awaitable[dict[str, Any]]]
 
 
-async def run(provider: SandboxProvider, code: str, variables: dict[str, Any] | None = None, **tools: Any) -> Any:
-    """Run code with those tools, and return the fields that it submits."""
-    async with provider.interpreter(timeout=HANG_SECONDS, tools=tools) as interpreter:
-        return (await interpreter.execute(dedent(code), variables)).outputs
+@pytest.fixture(params=["async", "sync"])
+def run(provider: SandboxProvider, request: pytest.FixtureRequest) -> Run:
+    """Return a function that runs code with tools in one of the two interpreters, and returns the submitted fields."""
+
+    def run_in_script(code: str, variables: dict[str, Any] | None, tools: Tools) -> dict[str, Any]:
+        with SyncInterpreter(
+            lambda: provider.open(provider.labels("")), timeout=HANG_SECONDS, tools=tools
+        ) as interpreter:
+            return interpreter.execute(dedent(code), variables).outputs
+
+    async def run(code: str, variables: dict[str, Any] | None = None, **tools: Callable[..., Any]) -> dict[str, Any]:
+        if request.param == "sync":
+            return await asyncio.to_thread(run_in_script, code, variables, tools)
+        async with provider.interpreter(timeout=HANG_SECONDS, tools=tools) as interpreter:
+            return (await interpreter.execute(dedent(code), variables)).outputs
+
+    return run
 
 
 @pytest.mark.every_provider
-async def test_sync_and_async_tools_return_values(provider: SandboxProvider) -> None:
+async def test_sync_and_async_tools_return_values(run: Run) -> None:
     async def greet(name: str, *, loud: bool = False) -> str:
         await asyncio.sleep(0.01)
         return name.upper() if loud else name
@@ -34,7 +51,6 @@ async def test_sync_and_async_tools_return_values(provider: SandboxProvider) -> 
             return 10 * x
 
     result = await run(
-        provider,
         "SUBMIT(sum=add(1, b=2), loud=greet('zoë', loud=True), three=add3(4), ten=scale(0.5), nothing=nothing())",
         add=lambda a, b: a + b,
         add3=functools.partial(lambda a, b: a + b, 3),
@@ -45,17 +61,17 @@ async def test_sync_and_async_tools_return_values(provider: SandboxProvider) -> 
     assert result == {"sum": 3, "loud": "ZOË", "three": 7, "ten": 5.0, "nothing": None}
 
 
-async def test_tools_take_and_return_every_json_value(provider: SandboxProvider) -> None:
+async def test_tools_take_and_return_every_json_value(run: Run) -> None:
     values = [None, True, 0, -(2**70), 0.1, "", 'q"\\\n\0\u2028😀', [], {}, {"a": [{"b": [1.5]}]}]
     result = await run(
-        provider, "SUBMIT(back=[same(v) for v in values], tuple=same((1, 2)))", {"values": values}, same=lambda v: v
+        "SUBMIT(back=[same(v) for v in values], tuple=same((1, 2)))", {"values": values}, same=lambda v: v
     )
     assert repr(result["back"]) == repr(values)
     assert result["tuple"] == [1, 2]
 
 
 @pytest.mark.every_provider
-async def test_tools_take_and_return_large_values(provider: SandboxProvider) -> None:
+async def test_tools_take_and_return_large_values(run: Run) -> None:
     code = """
         text = repeat("é", 10_000_000)
         length = measure(text[: 2_000_000])
@@ -64,7 +80,7 @@ async def test_tools_take_and_return_large_values(provider: SandboxProvider) -> 
         except ValueError as error:
             SUBMIT(received=len(text), length=length, said=str(error))
         """
-    result = await run(provider, code, repeat=lambda text, n: text * n, measure=len)
+    result = await run(code, repeat=lambda text, n: text * n, measure=len)
     assert (result["received"], result["length"]) == (10_000_000, 2_000_000)
     assert "pass a path" in result["said"]
 
@@ -78,7 +94,7 @@ class Unprintable(Exception):
         raise RuntimeError("no text")
 
 
-async def test_an_error_in_a_tool_is_raised_in_the_code(provider: SandboxProvider) -> None:
+async def test_an_error_in_a_tool_is_raised_in_the_code(run: Run) -> None:
     raised = {
         "value": ValueError("bad value"), "key": KeyError("k"), "file": FileNotFoundError(2, "no file", "x"),
         "own": ModelOverloaded("try later"), "stop": StopIteration("stop"), "timeout": TimeoutError("too slow"),
@@ -103,11 +119,11 @@ async def test_an_error_in_a_tool_is_raised_in_the_code(provider: SandboxProvide
                 return [type(error).__name__, isinstance(error, RuntimeError), str(error)]
         SUBMIT(cancelled=said(cancel), left=said(leave), **{kind: said(fail, kind) for kind in kinds})
         """
-    result = await run(provider, code, {"kinds": list(raised)}, fail=fail, cancel=cancel, leave=leave)
+    result = await run(code, {"kinds": list(raised)}, fail=fail, cancel=cancel, leave=leave)
     assert result["value"] == ["ValueError", False, "bad value"]
     assert result["timeout"] == ["TimeoutError", False, "too slow"]
     assert result["assert"] == ["AssertionError", False, ""]
-    assert result["key"][0] == "KeyError"
+    assert result["key"] == ["KeyError", False, "'k'"]
     assert result["file"][0] == "FileNotFoundError"
     assert "no file" in result["file"][2]
     assert result["own"] == ["ToolError", True, "ModelOverloaded: try later"]
@@ -117,11 +133,11 @@ async def test_an_error_in_a_tool_is_raised_in_the_code(provider: SandboxProvide
     assert "ancel" in result["cancelled"][2]
     assert result["left"][2]
     with pytest.raises(CodeError, match=r"raised ToolError \(line 2\): ModelOverloaded: try later") as caught:
-        await run(provider, "x = 1\nfail('own')", fail=fail)
+        await run("x = 1\nfail('own')", fail=fail)
     assert "driver" not in str(caught.value)
 
 
-async def test_an_invalid_argument_raises_an_error_that_names_the_tool(provider: SandboxProvider) -> None:
+async def test_an_invalid_argument_raises_an_error_that_names_the_tool(run: Run) -> None:
     values = [object(), b"x", float("nan"), {1: 2}, {3}, "\ud800", 10**5000]
     code = """
         def said(kind, call):
@@ -142,7 +158,7 @@ async def test_an_invalid_argument_raises_an_error_that_names_the_tool(provider:
     def take(*args: Any, **kwargs: Any) -> int:
         return len(args) + len(kwargs)
 
-    result = await run(provider, code, take=take, give=lambda i: values[i])
+    result = await run(code, take=take, give=lambda i: values[i])
     assert all("take" in text for text in result["given"])
     assert all("give" in text for text in result["returned"])
     assert all("more than 1,000 arguments" in text for text in result["many"])
@@ -150,7 +166,7 @@ async def test_an_invalid_argument_raises_an_error_that_names_the_tool(provider:
     assert result["count"] == 1000
 
 
-async def test_sync_and_async_tools_of_many_threads_run_concurrently(provider: SandboxProvider) -> None:
+async def test_sync_and_async_tools_of_many_threads_run_concurrently(run: Run) -> None:
     barrier = threading.Barrier(40)
     calls, has_all = list[int](), asyncio.Event()
 
@@ -168,12 +184,12 @@ async def test_sync_and_async_tools_of_many_threads_run_concurrently(provider: S
             met = sorted(pool.map(lambda _: meet(), range(40)))
             SUBMIT(met=met, answers=list(pool.map(lambda i: [call(i) for _ in range(20 if i else 1)], range(16))))
         """
-    result = await run(provider, code, meet=lambda: barrier.wait(HANG_SECONDS), call=call)
+    result = await run(code, meet=lambda: barrier.wait(HANG_SECONDS), call=call)
     assert result["met"] == list(range(40))
     assert result["answers"] == [[0], *([i] * 20 for i in range(1, 16))]
 
 
-async def test_a_tool_works_from_a_coroutine_and_during_a_submit(provider: SandboxProvider) -> None:
+async def test_a_tool_works_from_a_coroutine_and_during_a_submit(run: Run) -> None:
     code = """
         import asyncio
         async def main():
@@ -184,10 +200,10 @@ async def test_a_tool_works_from_a_coroutine_and_during_a_submit(provider: Sandb
         finally:
             double(1)
         """
-    assert (await run(provider, code, double=lambda n: 2 * n))["answers"] == [0, 2, 4, 6, 8]
+    assert (await run(code, double=lambda n: 2 * n))["answers"] == [0, 2, 4, 6, 8]
 
 
-async def test_a_forked_process_cannot_call_tools(provider: SandboxProvider) -> None:
+async def test_a_forked_process_cannot_call_tools(run: Run) -> None:
     code = """
         import os
         reads, writes = os.pipe()
@@ -200,7 +216,7 @@ async def test_a_forked_process_cannot_call_tools(provider: SandboxProvider) -> 
         os.wait()
         SUBMIT(said=os.read(reads, 1000).decode(), still=double(2))
         """
-    result = await run(provider, code, double=lambda n: 2 * n)
+    result = await run(code, double=lambda n: 2 * n)
     assert "main process" in result["said"]
     assert result["still"] == 4
 

@@ -1,5 +1,6 @@
 """Fixtures that start drivers and scripts, and the check that no process is left."""
 
+import asyncio
 import os
 import select
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any, Self
 
 import pytest
 
+from rlm_batch import LocalInterpreter, LocalSandbox, Result
 from rlm_batch.sandbox.driver_bundle import build_driver_text
 from rlm_batch.sandbox.driver_settings import DriverSettings
 from rlm_batch.sandbox.wire.frames import FrameReader, encode_frame
@@ -130,6 +132,28 @@ class Driver:
     def wait(self) -> None:
         """Wait for the driver to end."""
         self.process.wait(PATIENCE)
+
+
+async def execute(is_sync: bool, code: str, **tools: Callable[..., Any]) -> Result:
+    """Run code in a sandbox without isolation, by the interpreter of scripts or by the async one.
+
+    The sandbox must still run code afterwards, even if the code failed.
+    """
+
+    def run_in_script() -> Result:
+        with LocalInterpreter(isolation="none", tools=tools) as interpreter:
+            try:
+                return interpreter.execute(code)
+            finally:
+                assert interpreter.execute("SUBMIT(1)").output == 1
+
+    if is_sync:
+        return await asyncio.to_thread(run_in_script)
+    async with LocalSandbox(isolation="none").interpreter(tools=tools) as interpreter:
+        try:
+            return await interpreter.execute(code)
+        finally:
+            assert (await interpreter.execute("SUBMIT(1)")).output == 1
 
 
 def read_memory(pid: int | str, field: str) -> int:

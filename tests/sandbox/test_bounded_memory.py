@@ -6,7 +6,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from textwrap import dedent
 
@@ -14,7 +13,7 @@ import pytest
 
 from rlm_batch import LocalInterpreter, LocalSandbox
 
-from .conftest import read_memory
+from .conftest import execute, read_memory
 
 pytestmark = pytest.mark.anyio
 Processes = Callable[[], dict[int, str]]
@@ -81,20 +80,8 @@ async def test_the_total_size_of_tool_arguments_is_bounded(is_sync: bool) -> Non
             held -= sys.getsizeof(text)
         return len(text)
 
-    def run_in_script(_: int) -> list[int]:
-        with LocalInterpreter(isolation="none", tools={"hold": hold}) as interpreter:
-            return interpreter.execute(CALL_WITH_WIDE_TEXTS).sizes
-
-    async def run() -> list[int]:
-        async with LocalSandbox(isolation="none").interpreter(tools={"hold": hold}) as interpreter:
-            return (await interpreter.execute(CALL_WITH_WIDE_TEXTS)).sizes
-
-    if is_sync:
-        with ThreadPoolExecutor(2) as pool:
-            sizes = await asyncio.to_thread(lambda: list(pool.map(run_in_script, range(2))))
-    else:
-        sizes = await asyncio.gather(run(), run())
-    assert sizes == [[3_900_001] * 12] * 2
+    results = await asyncio.gather(*(execute(is_sync, CALL_WITH_WIDE_TEXTS, hold=hold) for _ in range(2)))
+    assert [result.sizes for result in results] == [[3_900_001] * 12] * 2
     assert most <= 128 * 1024 * 1024  # Python uses four bytes per character here, so all texts together have 374 MB
 
 
@@ -147,11 +134,4 @@ async def test_a_tool_with_the_largest_arguments_can_run_code_that_calls_tools(i
             return interpreter.execute("SUBMIT(count('y' * 3_900_000 + chr(0x1F600)))").output + len(text)
 
     code = CALL_WITH_WIDE_TEXTS.replace("hold", "nest").replace("12", "8")
-    tools = {"nest": run_nested}
-    if is_sync:
-        with LocalInterpreter(isolation="none", tools=tools) as interpreter:
-            sizes = await asyncio.to_thread(lambda: interpreter.execute(code).sizes)
-    else:
-        async with LocalSandbox(isolation="none").interpreter(tools=tools) as interpreter:
-            sizes = (await interpreter.execute(code)).sizes
-    assert sizes == [7_800_002] * 8
+    assert (await execute(is_sync, code, nest=run_nested)).sizes == [7_800_002] * 8

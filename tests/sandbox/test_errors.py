@@ -1,9 +1,10 @@
-"""Tests that every error survives JSON, pickling and copying."""
+"""Tests that every error survives JSON, pickling and copying, and that its text is safe on a terminal."""
 
 import copy
 import json
 import pickle
 import traceback
+import unicodedata
 
 import pytest
 
@@ -12,6 +13,7 @@ from rlm_batch import Failure, Result
 from rlm_batch.sandbox import errors
 from rlm_batch.sandbox.errors import RlmBatchError, error_from_json, error_to_json
 from rlm_batch.sandbox.meta import Meta
+from rlm_batch.sandbox.outcomes.text_escape import escape_text
 
 META = Meta(index=3, variables={"lr": 0.1}, provider="local", sandbox_id="s", layers=("limits",), stdout="é\n")
 CODE = {"type": "ValueError", "message": "bad", "traceback": "Traceback\n", "stdout": "out", "line": 4}
@@ -94,3 +96,27 @@ def test_every_error_is_public() -> None:
 def test_an_error_of_an_unknown_class_keeps_its_text() -> None:
     error = error_from_json({"error": "SandboxMelted", "text": "it melted", "degrees": 900})
     assert (type(error), str(error)) == (RlmBatchError, "it melted")
+
+
+BIDIRECTIONAL = ("ALM", "LRE", "LRO", "RLE", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
+# Unicode names of marks whose bidirectional class is not in the list above.
+MARKS = ("LEFT-TO-RIGHT MARK", "RIGHT-TO-LEFT MARK", "ARABIC LETTER MARK")
+
+
+def test_characters_that_reverse_a_line_are_escaped() -> None:
+    turning = [letter for letter in map(chr, range(0x110000)) if unicodedata.bidirectional(letter) in BIDIRECTIONAL]
+    turning += map(unicodedata.lookup, MARKS)
+    assert len(turning) == 12
+    for letter in turning:
+        assert escape_text(f"if a{letter}b") == f"if a\\u{ord(letter):04x}b"
+
+
+def test_a_summary_is_one_line_for_a_text_of_any_length() -> None:
+    error = errors.CodeError("\x7f" * 1_000_000 + "\nmore")
+    assert error.summary == "\\x7f" * 500 + "..."
+    assert errors.CodeError("é" * 500 + "\nmore").summary == "é" * 500
+
+
+def test_ordinary_text_in_any_language_is_unchanged() -> None:
+    for text in ("שלום", "مرحبا", "naïve 数 🙂 a\tb"):
+        assert escape_text(text, keep="\t") == text

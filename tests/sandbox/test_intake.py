@@ -1,6 +1,5 @@
 """Tests of the intake of a sandbox's data: limited lists and dicts, and a limited number of calls of host functions."""
 
-import asyncio
 import threading
 import time
 from collections.abc import Callable
@@ -8,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from rlm_batch import CodeCrashed, ExecutionTimeout, LocalInterpreter, LocalSandbox
+from rlm_batch import CodeCrashed, ExecutionTimeout, LocalSandbox
 from rlm_batch.sandbox.wire.strict_json import MAX_CONTAINERS
 
-from .conftest import read_memory
+from .conftest import execute, read_memory
 
 # This code calls host functions as fast as a thousand threads would, and waits for no answer.
 CALL = """
@@ -23,10 +22,10 @@ def call(body=b'{"args":[],"kwargs":{}}', number=[1_000_000]):
 """
 
 
-def test_code_that_submits_too_many_lists_gets_a_clear_error() -> None:
+@pytest.mark.anyio
+async def test_code_that_submits_too_many_lists_gets_a_clear_error() -> None:
     code = "try: SUBMIT(x=[[]] * 100_001)\nexcept ValueError as error: SUBMIT(said=str(error), text='[{' * 200_000)"
-    with LocalInterpreter(isolation="none") as interpreter:
-        result = interpreter.execute(code)
+    result = await execute(True, code)
     assert "more than 100,000 lists and dicts" in result.said
     assert "save_to_volume" in result.said
     assert len(result.text) == 400_000
@@ -49,9 +48,8 @@ async def test_calls_beyond_a_sandboxs_256_threads_wait() -> None:
             under_way -= 1
             answered += 1
 
-    async with LocalSandbox(isolation="none").interpreter(tools={"ask": ask}) as interpreter:
-        await interpreter.execute(f"{CALL}\nfor _ in range(600): call()\nask()")
-        assert answered >= 601 - 256  # calls without a waiting caller end with their execution
+    await execute(False, f"{CALL}\nfor _ in range(600): call()\nask()", ask=ask)
+    assert answered >= 601 - 256  # calls without a waiting caller end with their execution
     assert most == 256
 
 
@@ -93,25 +91,13 @@ async def test_a_timeout_holds_while_calls_wait_for_a_thread() -> None:
         gate.set()
 
 
+@pytest.mark.anyio
 @pytest.mark.parametrize("is_sync", [False, True])
-def test_code_that_floods_the_host_with_calls_is_ended_with_a_sentence(is_sync: bool) -> None:
+async def test_code_that_floods_the_host_with_calls_is_ended_with_a_sentence(is_sync: bool) -> None:
     gate = threading.Event()
-    code = f"{CALL}\nwhile True: call()"
-
-    def run_in_script() -> None:
-        with LocalInterpreter(isolation="none", tools={"ask": gate.wait}) as interpreter:
-            interpreter.execute(code)
-
-    async def run() -> None:
-        async with LocalSandbox(isolation="none").interpreter(tools={"ask": gate.wait}) as interpreter:
-            try:
-                await interpreter.execute(code)
-            finally:
-                assert (await interpreter.execute("SUBMIT(x=1)")).x == 1
-
     try:
         with pytest.raises(CodeCrashed, match="more than 10,256 times without waiting for an answer: make fewer"):
-            run_in_script() if is_sync else asyncio.run(run())
+            await execute(is_sync, f"{CALL}\nwhile True: call()", ask=gate.wait)
     finally:
         gate.set()
 
