@@ -247,11 +247,12 @@ class Chromium:
 
         self.until(try_to_edit, f"an editor with the label {label!r} and the text {text}")
 
-    def screenshot(self, path: Path, *, height: int | None = None) -> Path:
+    def screenshot(self, path: Path) -> Path:
         """Write the page as PNG."""
-        width = self._size[0]
-        tall = height or self._size[1]
-        self.command("Emulation.setDeviceMetricsOverride", width=width, height=tall, deviceScaleFactor=1, mobile=False)
+        width, height = self._size
+        self.command(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
+        )
         time.sleep(0.5)  # let the page be drawn in the new size
         data = self.command("Page.captureScreenshot", format="png")["data"]
         path.write_bytes(base64.b64decode(data))

@@ -78,30 +78,23 @@ async def test_runs_without_repeats_keep_their_keys(tmp_path: Path) -> None:
     assert keys[0] == keys[1]
 
 
+def return_repeat(repeat: int) -> dict[str, int]:
+    return {"y": repeat}
+
+
 @pytest.mark.parametrize(
-    ("code", "expected"),
+    ("code", "options", "expected"),
     [
-        ("def run():\n    return repeat\nSUBMIT(y=run())", [0, 1]),
-        ("from itertools import repeat\nSUBMIT(y=list(repeat(7, 1))[0])", [7, 7]),
-        ("SUBMIT(y='repeat' in globals())", [False, False]),
+        ("def run():\n    return repeat\nSUBMIT(y=run())", {}, [0, 1]),
+        (return_repeat, {}, [0, 1]),
+        ("from itertools import repeat\nSUBMIT(y=list(repeat(7, 1))[0])", {}, [7, 7]),
+        ("SUBMIT(y='repeat' in globals())", {}, [False, False]),
+        ("SUBMIT(y=repeat)", {"prepare": "repeat = 'mine'"}, ["mine", "mine"]),
     ],
 )
-async def test_code_gets_the_number_of_the_repeat_only_if_it_reads_it(code: str, expected: list[Any]) -> None:
-    results = await batch(code, repeats=2, **OPTIONS)
+async def test_code_gets_the_number_of_the_repeat_only_if_it_reads_it(code: Any, options: Any, expected: Any) -> None:
+    results = await batch(code, repeats=2, **options, **OPTIONS)
     assert [result.y for result in results] == expected
-
-
-async def test_a_function_gets_the_number_of_the_repeat_as_a_parameter() -> None:
-    def add(x: int, repeat: int) -> dict[str, int]:
-        return {"y": x + repeat}
-
-    results = await batch(add, inputs=[{"x": 1}, {"x": 5}], repeats=2, **OPTIONS)
-    assert [result.y for result in results] == [1, 2, 5, 6]
-
-
-async def test_a_name_of_prepare_is_not_replaced() -> None:
-    results = await batch("SUBMIT(y=repeat)", repeats=2, prepare="repeat = 'mine'", **OPTIONS)
-    assert [result.y for result in results] == ["mine", "mine"]
 
 
 async def test_the_sampler_learns_from_the_aggregate(tmp_path: Path) -> None:

@@ -54,13 +54,6 @@ ENDINGS = {
         "SUBMIT(submitted={'answer': 1}, stdout='', error=None, seconds=0.0, folder='/tmp', passed=True)"
     ),
     "submit odd field names": "SUBMIT(**{'__class__': 1, '': 2, 'get': 3, 'a\\nb': 4, '</td>': 5, 'passed': True})",
-    "submit text that is no UTF-8": "SUBMIT(answer='\\ud800', passed=True)",
-    "submit numbers that are no JSON": "SUBMIT(answer=[float('nan'), float('inf')], passed=float('nan'))",
-    "submit deep nesting": "x = 'x'\nfor _ in range(99): x = [x]\nSUBMIT(answer=x, passed=True)",
-    "submit a large value": "SUBMIT(answer='x' * 900_000, passed=True)",
-    "submit more than SUBMIT takes": "SUBMIT(answer='x' * 3_000_000, passed=True)",
-    "submit a huge integer": "SUBMIT(answer=10 ** 4000, passed=True)",
-    "recurse without an end": "def f(): f()\nf()",
     "run into the timeout": "import time\nprint('passed=True', flush=True)\ntime.sleep(1000)",
 }
 # Attempts by text on the standard streams and on descriptors.
@@ -76,8 +69,6 @@ for fd in range(3, 64):
     try: os.write(fd, frame)
     except OSError: pass
 """,
-    "print without an end": "import os\nfor _ in range(3_000): os.write(1, b'passed=True ' * 1_000)",
-    "print terminal commands and no UTF-8": "import os\nos.write(1, b'\\x1b[2J\\xff\\xfe\\x00passed')",
     "close all descriptors": "import os\nos.closerange(0, 1024)",
 }
 # Attempts by changes of the process and its interpreter.
