@@ -85,9 +85,9 @@ class Plan:
 
 
 def plan_items(items: Iterable[Item], count: int, spec: ReportSpec, options: Options, **settings: Any) -> Plan:
-    """Return the plan of `count` items, each as often as the spec says. `settings` are further fields of the plan.
+    """Return the plan of `count` items, which run several times if the spec has repeats.
 
-    Code that reads the variable `repeat` gets the number of the repeat.
+    `settings` are further fields of the plan. Code that reads the variable `repeat` gets the number of the repeat.
     """
     if spec.repeats is not None:
         items = RepeatedItems(items, spec.repeats.count, options.preparation and options.preparation.code)

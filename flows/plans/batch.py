@@ -1,6 +1,6 @@
 """The batch flow: many pieces of code, or one piece over many inputs, each in a sandbox."""
 
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass as parameter_model
@@ -61,16 +61,21 @@ class BatchParameters(Options, FlowParameters[OutcomesReport]):
 
     def make_plan(self, report: ProgressReport | None = None, run_ledger: PathOrLocation | None = None) -> Plan:
         """Read the inputs, check them with the code, and return the plan to execute them. Raises ConfigurationError."""
-        options, codes, source = self.options, read_codes(self.code), cast("Any", self.inputs)
-        if source is None:
-            for code in codes:
-                check_variables(code, [()], options, self.repeats)
-            spec = ReportSpec().with_repeats(self.repeats, len(codes))
-            return plan_items([(code, {}) for code in codes], len(codes), spec, options, runs_each_code=True)
-        if isinstance(self.code, list) or len(codes) > 1:
-            raise ConfigurationError("`inputs` needs one piece of code, and there is a list")
+        codes = read_codes(self.code)
+        if self.inputs is not None:
+            if isinstance(self.code, list) or len(codes) > 1:
+                raise ConfigurationError("`inputs` needs one piece of code, and there is a list")
+            return self._plan_inputs(codes[0], report, run_ledger)
+        for code in codes:
+            check_variables(code, [()], self.options, self.repeats)
+        spec = ReportSpec().with_repeats(self.repeats, len(codes))
+        return plan_items([(code, {}) for code in codes], len(codes), spec, self.options, runs_each_code=True)
+
+    def _plan_inputs(self, code: str, report: ProgressReport | None, run_ledger: PathOrLocation | None) -> Plan:
+        """Return the plan to execute one piece of code with each of the inputs."""
         inputs: Inputs
         file_settings: dict[str, Any] = {}
+        source: Any = self.inputs
         if isinstance(source, str) and is_pattern(source):
             refuse_types(self.types)
             if self.shards is not None:
@@ -81,14 +86,14 @@ class BatchParameters(Options, FlowParameters[OutcomesReport]):
             inputs = MatchedFiles(source, report)
             file_settings = {"find_uploads": inputs.find_uploads, "digests": inputs.digests}
         else:
-            inputs = read_inputs(source, self.types, options.locate_ledger(run_ledger))
-        check_variables(codes[0], inputs, options, self.repeats)
+            inputs = read_inputs(source, self.types, self.options.locate_ledger(run_ledger))
+        check_variables(code, inputs, self.options, self.repeats)
         spec = ReportSpec().with_repeats(self.repeats, len(inputs))
         return plan_items(
-            CodeForEach(codes[0], inputs),
+            CodeForEach(code, inputs),
             len(inputs),
             spec,
-            options,
+            self.options,
             column_types=get_column_types(inputs),
             **file_settings,
         )

@@ -33,15 +33,16 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """The executions of two runs, A and B, that have the same variables. One is None if its run has none."""
+    """The executions of two runs, A and B, that have the same variables. A missing one is None."""
 
     variables: dict[str, Any]
     sides: tuple[Side | None, Side | None]
 
     def read_field(self, name: str) -> tuple[float | None, float | None, float | None]:
         """Return the values of a field in both runs, and the second minus the first. A missing value is None."""
-        first, second = (None if side is None else side.numbers.get(name) for side in self.sides)
-        return first, second, None if first is None or second is None else second - first
+        first, second = (side and side.numbers.get(name) for side in self.sides)
+        difference = None if first is None or second is None else second - first
+        return first, second, difference
 
     def list_kinds(self) -> list[str]:
         """Return those of `KINDS` that the pair counts as."""
@@ -105,10 +106,10 @@ class Comparison:
             header += [f"{name} A", f"{name} B", "difference"]
         rows = [[*header, ""]]
         for pair in sorted(self.pairs, key=self._rank)[:MAX_ROWS]:
-            row = ["" if side is None else str(side.index) for side in pair.sides]
+            row = [_format_number(side and side.index) for side in pair.sides]
             row += [format_cell(pair.variables.get(name, "")) for name in names]
             for name in self.fields:
-                row += ["" if number is None else format_cell(number) for number in pair.read_field(name)]
+                row += map(_format_number, pair.read_field(name))
             rows.append([*row, pair.describe()])
         return rows
 
@@ -135,6 +136,10 @@ class Comparison:
             if side is not None:
                 line[name] = {"index": side.index, "status": side.status, "error": side.error}
         return line
+
+
+def _format_number(number: float | None) -> str:
+    return "" if number is None else format_cell(number)
 
 
 def compare_runs(first: LedgerReader, second: LedgerReader) -> Comparison:

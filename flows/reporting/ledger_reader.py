@@ -20,7 +20,7 @@ from .summary import RunSummary
 
 
 class _LineSummary(NamedTuple):
-    """What remains in memory of a ledger's line."""
+    """The parts of a ledger's line that are kept in memory."""
 
     is_success: bool
     written_at: float

@@ -62,7 +62,7 @@ class Axis:
         unit = 10.0 ** math.floor(math.log10(span))
         step = unit * 10
         for factor in (5, 2, 1):
-            if unit * factor >= span:
+            if unit * factor >= span:  # A smaller step would give more ticks.
                 step = unit * factor
         if self.whole:
             step = max(1.0, step)

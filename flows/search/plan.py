@@ -124,7 +124,8 @@ def continue_search(
     if any(settings[name] is not None for name in STOPS):
         missing = [name for name in missing if name not in STOPS]
     recorded: dict[str, Any] = {}
-    for record in [] if ledger is None else list_run_records(ledger):  # The latest comes last.
+    records = [] if ledger is None else list_run_records(ledger)  # the latest last
+    for record in records:
         if record.search and record.space == space and record.report_spec.objectives == objectives:
             recorded = record.search
     added = {name: recorded[name] for name in missing if isinstance(recorded.get(name), CONTINUED[name])}

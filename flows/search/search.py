@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ...sandbox.result import Outcome, Result
 from ...tasks.execution import Execution, Pruning, assign_keys
 from ...tasks.ledger.ledger_line import AskedTrial, LedgerLine, TrialReport, encode_asked_trial, encode_trial_report
-from ...tasks.ledger.run_record import ReportSpec
+from ...tasks.ledger.run_record import Direction, ReportSpec
 from ...tasks.repeats import Item, RepeatedItems
 from ..reporting.best_trials import BestTrials, is_score
 from ..reporting.groups import aggregate_group
@@ -46,15 +46,17 @@ class StopRule:
         self._best.consider(outcome)
         best = self._best.score
         self._stale_count += 1
-        if is_score(best):
-            if best != earlier_best:
-                self._stale_count = 0
-            objective, target = self.plan.objectives[0], self.plan.stop_at
-            if target is not None and (best <= target if objective.direction == "minimize" else best >= target):
-                self.reason = f"{objective.name} reached {best:.6g}, and stop_at is {target:.6g}"
-                return
-        if self.plan.stop_after is not None and self._stale_count >= self.plan.stop_after:
+        if is_score(best) and best != earlier_best:
+            self._stale_count = 0
+        objective, target = self.plan.objectives[0], self.plan.stop_at
+        if target is not None and is_score(best) and _has_reached(best, target, objective.direction):
+            self.reason = f"{objective.name} reached {best:.6g}, and stop_at is {target:.6g}"
+        elif self.plan.stop_after is not None and self._stale_count >= self.plan.stop_after:
             self.reason = f"{self._stale_count} trials in a row brought no improvement"
+
+
+def _has_reached(value: float, target: float, direction: Direction) -> bool:
+    return value <= target if direction == "minimize" else value >= target
 
 
 @dataclass(slots=True)
