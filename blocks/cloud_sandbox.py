@@ -50,7 +50,7 @@ class CloudSandbox(Sandbox):
 
     @abstractmethod
     async def run_command(self, *words: str, environment: dict[str, str] | None = None) -> tuple[int, str]:
-        """Run a program to its end; return its status and, if it failed, its output. Raise the SDK's errors."""
+        """Run a program to its end. Return its status and, after a failure, its output. Raise the SDK's errors."""
 
     @abstractmethod
     async def stat_file(self, place: str) -> FileStatus | None:
@@ -140,10 +140,12 @@ class CloudSandbox(Sandbox):
             if status is not None and not status.is_file:  # A pipe would never end.
                 raise VolumeError(describe_special_file(path, is_link=status.is_link))
             size = 0 if status is None else status.size
-            data = b"" if size > max_bytes else await self.read_file(place, max_bytes)
-            if max(size, len(data)) > max_bytes:  # Code may append to the file meanwhile.
-                raise VolumeError(describe_large_file(path, max(size, len(data)), max_bytes))
-            return data
+            if size <= max_bytes:
+                data = await self.read_file(place, max_bytes)
+                if len(data) <= max_bytes:
+                    return data
+                size = len(data)  # Code has appended to the file meanwhile.
+            raise VolumeError(describe_large_file(path, size, max_bytes))
 
     async def keep(self, until: float, execution: int | None = None) -> None:
         await self.label_as_kept(until, build_kept_labels(until, execution))

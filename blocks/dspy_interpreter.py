@@ -70,11 +70,11 @@ class DSPyInterpreter:
 
     def _check_names(self) -> None:
         """Raise ValueError for tools and output fields with names that code cannot use."""
-        if invalid := _find_invalid_names(self.tools, RESERVED_NAMES):
+        invalid = _find_invalid_names(self.tools, RESERVED_NAMES)
+        if invalid:
             raise ValueError(f"tool names must be non-reserved Python identifiers; invalid names: {invalid!r}")
-        if self.output_fields is None:
-            return
-        if invalid := _find_invalid_names([field.get("name") for field in self.output_fields]):
+        invalid = _find_invalid_names([field.get("name") for field in self.output_fields or []])
+        if invalid:
             raise ValueError(f"output field names must be non-keyword Python identifiers; invalid names: {invalid!r}")
 
     @with_callbacks
@@ -102,8 +102,9 @@ class DSPyInterpreter:
             ValueError: A tool or an output field has a name that code cannot use.
         """
         self._check_names()
-        variables = {} if variables is None else variables
-        if invalid := _find_invalid_names(variables, (*RESERVED_NAMES, *self.tools)):
+        variables = variables or {}
+        invalid = _find_invalid_names(variables, (*RESERVED_NAMES, *self.tools))
+        if invalid:
             raise CodeInterpreterError(
                 "Invalid variable name: use Python identifiers that are not reserved and not names of tools; invalid "
                 f"names: {invalid!r}"
@@ -113,14 +114,10 @@ class DSPyInterpreter:
             raise CodeExecutionError(REFUSED)
         if not self._is_open:
             self.start()
-        context = contextvars.copy_context()  # It has DSPy's settings, which tools read in any thread.
-        # DSPy adds its own tools before each call.
-        refused = (*QUERY_NAMES, *FACADE) if self._interpreter.can_query else ()
-        tools = self._interpreter.tools
-        tools.clear()
-        tools.update((name, self._wrap_tool(name, context)) for name in self.tools if name not in refused)
-        # DSPy converts the values to the fields' types itself, such as '42' to 42.
-        fields = None if self.output_fields is None else [{"name": field["name"]} for field in self.output_fields]
+        self._pass_tools()
+        fields = None
+        if self.output_fields is not None:  # DSPy converts the values to the fields' types itself.
+            fields = [{"name": field["name"]} for field in self.output_fields]
         try:
             result = self._interpreter.execute(code, variables, output_fields=fields, refuse_exit=True)
         except CodeSyntaxError as error:
@@ -164,6 +161,15 @@ class DSPyInterpreter:
         bound_args, bound_kwargs = _bind(tool, args, kwargs)
         result = tool(*bound_args, **bound_kwargs)
         return asyncio.run(result) if inspect.iscoroutine(result) else result
+
+    def _pass_tools(self) -> None:
+        """Give the sandbox's interpreter the current tools. DSPy adds its own tools before each call."""
+        refused = (*QUERY_NAMES, *FACADE) if self._interpreter.can_query else ()
+        context = contextvars.copy_context()  # It has DSPy's settings, which tools read in any thread.
+        self._interpreter.tools.clear()
+        for name in self.tools:
+            if name not in refused:
+                self._interpreter.tools[name] = self._wrap_tool(name, context)
 
     def _wrap_tool(self, name: str, context: contextvars.Context) -> Callable[..., Any]:
         """Return a function that calls the tool in a copy of that context, for the sandbox's interpreter."""

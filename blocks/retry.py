@@ -12,7 +12,10 @@ T = TypeVar("T")
 
 
 def compute_backoff(retry: int, first: float = 1.0, longest: float = 60.0) -> float:
-    """Return the seconds before a retry, counted from 0, without jitter: `first`, doubled with each up to `longest`."""
+    """Return the seconds before a retry, whose number counts from 0.
+
+    They are `first` seconds before the first retry, and double with each retry up to `longest`.
+    """
     return min(first * 2 ** min(retry, 30), longest)
 
 

@@ -57,7 +57,7 @@ def open_source(path: Path) -> Iterator[int]:
 
 
 class ReadBudget:
-    """The files and bytes that a parameter may still name."""
+    """The number of files and bytes that may still be read for a parameter."""
 
     def __init__(self, parameter: str) -> None:
         self._parameter = parameter

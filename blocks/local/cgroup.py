@@ -160,29 +160,29 @@ def plan_totals(settings: LocalSettings, level: IsolationLevel) -> TotalsPlan:
             f"`disk_mib` is {settings.disk_mib}, and needs isolation bubblewrap or the provider container: use one of "
             "them, or leave `disk_mib` out"
         )
+    controllers = find_parent().controllers
+    if settings.cpus is not None and "cpu" not in controllers:
+        raise ConfigurationError(
+            f"`cpus` is {settings.cpus:g}, and needs control groups of version 2 with the cpu controller, which this "
+            "process cannot create: run it with systemd-run --user -p Delegate=yes, or leave `cpus` out"
+        )
     grouped: dict[str, float] = {}
     watched: dict[str, int] = {}
-    wanted = {"memory": settings.total_memory_mib, "pids": settings.total_processes, "cpu": settings.cpus}
-    if has_own_count(level):
-        del wanted["pids"]  # RLIMIT_NPROC already limits the whole sandbox.
-    for controller, limit in wanted.items():
-        if limit is None:
-            continue
-        is_groupable = controller in find_parent().controllers
-        if is_groupable and controller == "memory":
-            grouped[controller] = limit * MIB
-        elif is_groupable:
-            grouped[controller] = limit
-        elif controller == "cpu":
-            raise ConfigurationError(
-                f"`cpus` is {limit:g}, and needs control groups of version 2 with the cpu controller, which this "
-                "process cannot create: run it with systemd-run --user -p Delegate=yes, or leave `cpus` out"
-            )
-        elif controller == "memory":
-            watched["total_memory_mib"] = int(limit)
+    if settings.cpus is not None:
+        grouped["cpu"] = settings.cpus
+    if settings.total_memory_mib is not None:
+        if "memory" in controllers:
+            grouped["memory"] = settings.total_memory_mib * MIB
         else:
-            watched["total_processes"] = int(limit)
-    if level == "landlock" and not has_own_count(level) and settings.total_processes is None:
+            watched["total_memory_mib"] = settings.total_memory_mib
+    if has_own_count(level):
+        return TotalsPlan(grouped, watched)  # RLIMIT_NPROC already limits the whole sandbox.
+    if settings.total_processes is not None:
+        if "pids" in controllers:
+            grouped["pids"] = settings.total_processes
+        else:
+            watched["total_processes"] = settings.total_processes
+    elif level == "landlock":
         # RLIMIT_NPROC also counts the user's other processes. When they end, it lets the code start more than
         # `processes`, so the watcher counts too.
         watched["processes"] = settings.processes

@@ -70,7 +70,7 @@ class Layout:
     work: str
     tmp: str
     python: str
-    volume: Mount | None
+    volumes: list[Mount]  # at most one
     packages: list[Mount]
     modules: list[Mount]
     scripts: list[Mount]  # at most one directory
@@ -130,8 +130,7 @@ def create_sandbox(
         where = error.filename or folder.parent
         raise SandboxStartError(f"a sandbox could not be created ({where}): {error.strerror}") from error
 
-    volume_mounts = [] if layout.volume is None else [layout.volume]
-    writable = (layout.work, layout.tmp, *(mount.target for mount in volume_mounts))
+    writable = (layout.work, layout.tmp, *(mount.target for mount in layout.volumes))
     readable = (layout.python, *(mount.target for mount in layout.list_library_mounts()))
     confinement = build_confinement(settings, level, uid, writable, readable, host_mounts)
     confinement["limits"]["RSS"] = compute_mark(folder)
@@ -139,7 +138,7 @@ def create_sandbox(
         confinement.update(gid=gid, umask=UMASK)
     driver_settings = DriverSettings(
         cwd=layout.work,
-        volume=None if layout.volume is None else layout.volume.target,
+        volume=layout.volumes[0].target if layout.volumes else None,
         environment={"PATH": CODE_PATH, **settings.build_host_environment(layout.work, layout.tmp)},
         temporary=[layout.tmp, "/dev/shm"] if level == "bubblewrap" else [layout.tmp],
         path=python_directory["last"],
@@ -151,17 +150,22 @@ def create_sandbox(
     )
     launch = Launch(folder, is_bubblewrap=False)
     if level == "bubblewrap":
-        # At most half of the total memory, because files in /dev/shm stay when the code that wrote them was killed.
-        shm_mib = min(settings.memory_mib, (settings.total_memory_mib or 2 * settings.memory_mib) // 2)
         disk_mib = 0 if kept else settings.disk_mib or 0
         data_mounts = [Mount(str(mount.source), mount.target) for mount in host_mounts]
-        mounts = (*volume_mounts, *layout.list_library_mounts(), *data_mounts)
-        launch = Launch(folder, True, mounts, shm_mib * MIB, python_directory, disk_mib * MIB)
+        mounts = (*layout.volumes, *layout.list_library_mounts(), *data_mounts)
+        launch = Launch(folder, True, mounts, _compute_shm_bytes(settings), python_directory, disk_mib * MIB)
     watched = WatchedSandbox(totals.watched) if totals.watched else None
     layers = (*list_layers(level), *totals.layers)
     handle = LocalSandboxHandle(folder, level, layers, driver_settings, launch, volume, lock, group, watched)
     handle.limits = list_limits(settings, level)
     return handle
+
+
+def _compute_shm_bytes(settings: LocalSettings) -> int:
+    """Return the size of /dev/shm, where files stay when the code that wrote them was killed."""
+    if settings.total_memory_mib is None:
+        return settings.memory_mib * MIB
+    return min(settings.memory_mib, settings.total_memory_mib // 2) * MIB  # The rest is for other code.
 
 
 def _plan_layout(
@@ -177,14 +181,14 @@ def _plan_layout(
             return [Mount(str(directories[0]), mount_point)]
         return [Mount(str(path), f"{mount_point}/{number}") for number, path in enumerate(directories)]
 
-    volume_mount = None
+    volumes: list[Mount] = []
     if volume is not None:
         path = resolve_mount_point(settings.volume_mount_path) if is_bubblewrap else os.path.realpath(volume.path)
-        volume_mount = Mount(str(volume.path), path, is_writable=True)
+        volumes = [Mount(str(volume.path), path, is_writable=True)]
     own = (*OWN_DIRECTORIES, PYTHON_MOUNT) if is_bubblewrap else (f"{folder}/work", f"{folder}/tmp", f"{folder}/python")
     return Layout(
         *own,
-        volume=volume_mount,
+        volumes=volumes,
         packages=plan(libraries.packages, PACKAGES_MOUNT),
         modules=plan(libraries.list_modules(folder), MODULES_MOUNT),
         scripts=plan([] if libraries.scripts is None else [libraries.scripts], SCRIPTS_MOUNT),

@@ -149,7 +149,7 @@ def lock_kept_folder(sandbox_id: str) -> Iterator[Path]:
 
 
 def read_kept_until(folder: Path) -> float:
-    """Return until when a folder is kept, in epoch seconds; 0 if it is being removed."""
+    """Return the time until which a folder is kept, in epoch seconds; 0 if it is being removed."""
     with suppress(OSError, ValueError, KeyError):
         return float(read_record(folder)["labels"]["rlm-batch-kept"])
     return 0.0

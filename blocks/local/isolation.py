@@ -56,7 +56,8 @@ def list_limits(settings: LocalSettings, level: IsolationLevel) -> dict[str, int
         value = getattr(settings, option)
         if value is not None:
             limits[option] = value
-    if level == "none" or limits.get("total_processes", settings.processes) < settings.processes:
+    is_total_smaller = settings.total_processes is not None and settings.total_processes < settings.processes
+    if level == "none" or is_total_smaller:  # Then another limit, or none, stops the code from forking.
         del limits["processes"]
     return limits
 

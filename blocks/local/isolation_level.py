@@ -47,7 +47,8 @@ async def resolve_level(isolation: IsolationLevel | Literal["auto"]) -> Isolatio
         check_no_isolation()
         return isolation
     if isolation != "auto":
-        if reason := await probe_level(isolation):
+        reason = await probe_level(isolation)
+        if reason:
             raise ConfigurationError(f"isolation {isolation!r} does not work on this machine: {reason}. {NONE_HINT}")
         return isolation
     reasons: list[str] = []
@@ -63,7 +64,7 @@ async def resolve_level(isolation: IsolationLevel | Literal["auto"]) -> Isolatio
 
 
 async def probe_level(level: IsolationLevel) -> str:
-    """Return why a level does not work here, empty if it does. The test runs code under it, once per process."""
+    """Return why a level does not work here; empty if it works. Each process runs code on the level only once."""
     if level not in _reasons:
         if sys.platform != "linux":
             reason = f"local isolation needs Linux (or WSL2), and this is {sys.platform}"
@@ -74,14 +75,15 @@ async def probe_level(level: IsolationLevel) -> str:
         elif level == "landlock" and not isolation.find_landlock_abi():
             reason = "this kernel has no Landlock: use Linux 5.13 or newer, and do not switch it off (lsm=)"
         else:
-            # A failed test is repeated, because its sandbox may have been killed, for example for lack of memory.
-            reason = await try_level(level) and await try_level(level)
+            reason = await try_level(level)
+            if reason:  # The sandbox may have been killed, for example for lack of memory.
+                reason = await try_level(level)
         _reasons[level] = reason
     return _reasons[level]
 
 
 async def try_level(level: IsolationLevel) -> str:
-    """Return why a level does not work, empty if it does. Code in a sandbox tries to read a file it must not see.
+    """Run code that tries to read a file outside its sandbox. Return why the level fails; empty if it works.
 
     Raises SandboxStartError for a temporary shortage, which a weaker level would not remedy.
     """

@@ -124,7 +124,7 @@ def find_environment_packages() -> list[Path]:
 
 
 async def find_environment_scripts(packages: list[Path]) -> Path:
-    """Return a directory with the environment's programs for a sandbox's Python, written once per package set."""
+    """Return a cached directory with the environment's programs, changed so that they start a sandbox's Python."""
     own = Path(sysconfig.get_path("scripts"))
     digest = await asyncio.to_thread(digest_installed_versions, tuple(packages))
 

@@ -24,7 +24,10 @@ OWN_MODES, SHARED_MODES = (0o755, 0o644), (0o2775, 0o664)  # modes of folders an
 
 
 def find_volumes_root(named: str | None) -> Path:
-    """Return the directory of local volumes: the setting, else `RLM_BATCH_VOLUMES`, else one in the data directory.
+    """Return the directory of local volumes.
+
+    Args:
+        named: The setting `volume_root`, or None for `RLM_BATCH_VOLUMES` or else a directory in the data directory.
 
     Raises:
         ConfigurationError: A deployment run has a setting that its worker does not allow.
@@ -147,7 +150,10 @@ class LocalVolume(VolumeStore):
 
 
 def _walk_directory(parent: int, directory: str, parent_path: str) -> Iterator[VolumeFile]:
-    """Yield the files below a directory of a volume. `parent` is the descriptor of its parent at `parent_path`."""
+    """Yield the files below a directory of a volume, given by its name in the open directory `parent`.
+
+    `parent_path` is the path of that directory, relative to the volume.
+    """
     for folder, subfolders, files, fd in os.fwalk(directory, dir_fd=parent):  # It follows no links.
         if folder.count("/") > MAX_DEPTH:
             raise VolumeError(f"{folder[:99]}... has more than {MAX_DEPTH} nested directories: list a path in it")

@@ -97,7 +97,7 @@ class Location:
         return self._call(self.file_system.cat_file, self.path)
 
     def download_files(self, names: list[str], folder: Path) -> None:
-        """Copy files directly below, fetched together, to a folder of this machine."""
+        """Copy the named files of this directory to a folder of this machine, all at once."""
         copies = [str(folder / name) for name in names]
         self._call(self.file_system.get, [f"{self.path}/{name}" for name in names], copies)
 
@@ -106,9 +106,9 @@ class Location:
         self._call(self.file_system.get_file, self.path, str(path))
 
     def list_sizes(self, pattern: str = "*") -> dict[str, int]:
-        """Return the sizes in bytes of the matching files directly below, by name and sorted.
+        """Return the sizes in bytes of this directory's files that match the pattern, sorted by name.
 
-        This makes one request, without fsspec's cache. A missing directory gives an empty dict.
+        A missing directory has no files. This makes one request, without fsspec's cache.
         """
         try:
             self._call(self.file_system.invalidate_cache, self.path)
@@ -215,7 +215,10 @@ def iterate_lines(path: PathOrLocation) -> Iterator[bytes]:
 
 
 def list_names(directory: PathOrLocation, pattern: str) -> list[str]:
-    """Return the sorted names of the matching files directly below, none for a missing directory. Raises OSError."""
+    """Return the sorted names of a directory's files that match the pattern. Raises OSError.
+
+    A missing directory has no files.
+    """
     if isinstance(directory, Location):
         return list(directory.list_sizes(pattern))
     return sorted(path.name for path in directory.glob(pattern))

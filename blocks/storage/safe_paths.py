@@ -18,39 +18,41 @@ def split_path(path: str, *, may_be_empty: bool = False) -> tuple[str, ...]:
     With `may_be_empty`, the path may also be that of the directory, and then the tuple is empty.
     """
     names = tuple(name for name in path.split("/") if name not in ("", "."))
-    if path.startswith("/") or ".." in names or "\0" in path or not (names or may_be_empty):
+    is_outside = path.startswith("/") or ".." in names or "\0" in path
+    if is_outside or (not names and not may_be_empty):
         raise VolumeError(f"{path!r} is not a path below the directory: name a file in it, without '..'")
     return names
 
 
 @contextmanager
-def enter_directory_below(root: Path, names: tuple[str, ...], make: int | None = None) -> Iterator[int]:
+def enter_directory_below(root: Path, names: tuple[str, ...], mode: int | None = None) -> Iterator[int]:
     """Yield a descriptor of the directory at these names below `root`, opened without following links.
 
-    With `make`, missing directories are created with that mode, owned by the owner of `root`. Raises OSError.
+    With a `mode`, create missing directories with it for the owner of `root`. Raises OSError.
     """
-    at = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    directory = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        owner = os.fstat(at)
+        owner = os.fstat(directory)
         for name in names:
-            if make is not None:
-                _make_directory(name, at, owner, make)
-            below = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
-            os.close(at)
-            at = below
-            if make is not None and not os.fstat(at).st_mode & stat.S_IXUSR:  # The kernel would not refuse root.
+            if mode is not None:
+                _make_directory(name, directory, owner, mode)
+            child = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+            os.close(directory)
+            directory = child
+            is_closed = not os.fstat(directory).st_mode & stat.S_IXUSR
+            if mode is not None and is_closed:  # The kernel would not refuse root.
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        yield at
+        yield directory
     finally:
-        os.close(at)
+        os.close(directory)
 
 
-def _make_directory(name: str, at: int, owner: os.stat_result, mode: int) -> None:
+def _make_directory(name: str, parent: int, owner: os.stat_result, mode: int) -> None:
     try:
-        os.mkdir(name, mode & 0o777, dir_fd=at)
+        os.mkdir(name, mode & 0o777, dir_fd=parent)
     except FileExistsError:
         return
-    folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+    folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     try:
         _give_to_owner(folder, owner)
         if mode & ~0o777:  # `mkdir` ignores these bits.
@@ -114,11 +116,12 @@ def read_file_below(root: Path, path: str, max_bytes: int | None = None) -> byte
             raise VolumeError(describe_special_file(path))
         if max_bytes is None:
             return file.read()
-        # Code may extend the file meanwhile. `read(n)` allocates n bytes at once, so the first read is not larger than
-        # the file.
-        data = b"" if status.st_size > max_bytes else file.read(status.st_size + 1)
-        if len(data) > status.st_size:
-            data += file.read(max_bytes + 1 - len(data))
-        if status.st_size > max_bytes or len(data) > max_bytes:
-            raise VolumeError(describe_large_file(path, max(status.st_size, len(data)), max_bytes))
-        return data
+        size = status.st_size
+        if size <= max_bytes:
+            data = file.read(size + 1)  # `read(n)` allocates n bytes at once.
+            if len(data) > size:  # Code is extending the file.
+                data += file.read(max_bytes + 1 - len(data))
+            if len(data) <= max_bytes:
+                return data
+            size = len(data)
+        raise VolumeError(describe_large_file(path, size, max_bytes))

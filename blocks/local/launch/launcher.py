@@ -108,7 +108,7 @@ class Zygotes:
         self._reasons: dict[Key, str] = {}
 
     def find_obstacle(self, launch: Launch) -> str:
-        """Return why this sandbox cannot use a zygote, as far as tested; empty if it can."""
+        """Return why this sandbox cannot use a zygote; empty if it can, or if no earlier sandbox tried."""
         if launch.is_bubblewrap and os.geteuid() and not isolation.find_landlock_abi():
             # A forked driver starts no program, so the kernel assigns it to the user namespace in which the zygote's
             # program started. The root of that namespace is the user that runs the code.
@@ -121,7 +121,8 @@ class Zygotes:
         If it cannot start, or not fork its first sandbox, later calls do not try again, except after a shortage of
         descriptors, memory or processes. Raises ZygoteError, SandboxStartError.
         """
-        if obstacle := self.find_obstacle(launch):
+        obstacle = self.find_obstacle(launch)
+        if obstacle:
             raise ZygoteError(obstacle)
         zygote = self._zygotes.get(launch.key)
         try:
@@ -152,11 +153,11 @@ class Zygotes:
         """End idle zygotes: those of another user, and all but the last used `MAX_IDLE_ZYGOTES`."""
         idle = [key for key, zygote in self._zygotes.items() if key != newest and not zygote.processes]
         idle.sort(key=lambda key: self._zygotes[key].used_at)
-        for position, key in enumerate(idle, start=1):
-            is_old = position <= len(idle) - MAX_IDLE_ZYGOTES
+        old = idle[:-MAX_IDLE_ZYGOTES]
+        for key in idle:
             # After a change of user, this process cannot use the old user's zygotes and must not keep them.
             has_other_user = key[0] != newest[0]
-            if is_old or has_other_user:
+            if key in old or has_other_user:
                 self._zygotes.pop(key).end()
 
     def end(self) -> None:
