@@ -202,8 +202,8 @@ class SandboxProvider(SandboxSettings, ABC):
                 raise ConfigurationError(
                     f"the provider {self.provider_name} has no setting `{name}`: it has {', '.join(known)}"
                 )
-            is_allowed = name in known and (name != "repo_url" or self.repo_token is None)
-            if not is_allowed and name != "environment":
+            sends_token_elsewhere = name == "repo_url" and self.repo_token is not None
+            if name not in (*known, "environment") or sends_token_elsewhere:
                 raise ConfigurationError(
                     f"{name} cannot be set for one run, because it is a secret, decides where one is sent, applies to "
                     "all runs of a block, or is part of the provider's name (local:landlock): save a block with it, "

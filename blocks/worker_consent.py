@@ -83,9 +83,10 @@ def check_runtime(name: str) -> None:
 
 
 def check_path(path: Path, below: Path | None = None) -> Path:
-    """Return a path from a parameter if this process may use it; in a deployment run with its links resolved.
+    """Return a path from a parameter if this process may use it, else raise ConfigurationError.
 
-    A deployment run may use paths below `RLM_BATCH_ALLOWED_PATHS` or `below`, and no link on a volume.
+    A deployment run may use paths below `RLM_BATCH_ALLOWED_PATHS` or `below`. Its path is returned with links resolved.
+    No process may use a link on a volume.
     """
     real = resolve_links(path) if is_deployment_run() else path
     roots = [os.path.expanduser(root) for root in os.environ.get(ALLOWED_PATHS, "").split(os.pathsep)]

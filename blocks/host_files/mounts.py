@@ -106,9 +106,9 @@ def read_mounts(mounts: Mapping[str, Any], *, is_uploaded: bool) -> tuple[HostMo
     """Read the files and directories that the mounts name.
 
     Raises:
-        ConfigurationError: A source is missing, not allowed, or cannot be read. It contains a pipe, a socket or a
-            device, through which code could reach the host. With `is_uploaded`, it contains a link, which would lead
-            nowhere in a sandbox, or exceeds the limits of `ReadBudget`.
+        ConfigurationError: A source is missing, not allowed, or cannot be read. A source contains a pipe, a socket or a
+            device, through which code could reach the host. With `is_uploaded`: a source contains a link, which would
+            lead nowhere in a sandbox, or the files exceed the limits of `ReadBudget`.
     """
     budget = ReadBudget("mounts") if is_uploaded else None
     located = locate_mounts(mounts)

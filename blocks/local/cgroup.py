@@ -38,12 +38,16 @@ def find_parent() -> Parent:
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         if line.startswith("0::/"):  # The group of version 2.
             path = top / line.removeprefix("0::/")
-            while path.is_relative_to(top) and os.access(path, os.W_OK) and os.access(path / "cgroup.procs", os.W_OK):
+            while path.is_relative_to(top) and _may_create_groups(path):
                 controllers = _enable_controllers(path)
                 if controllers:
                     return Parent(path, controllers)
                 path = path.parent
     return no_parent
+
+
+def _may_create_groups(path: Path) -> bool:
+    return os.access(path, os.W_OK) and os.access(path / "cgroup.procs", os.W_OK)
 
 
 def _enable_controllers(path: Path) -> tuple[str, ...]:

@@ -136,18 +136,7 @@ def create_sandbox(
     confinement["limits"]["RSS"] = compute_mark(folder)
     if gid is not None:
         confinement.update(gid=gid, umask=UMASK)
-    driver_settings = DriverSettings(
-        cwd=layout.work,
-        volume=layout.volumes[0].target if layout.volumes else None,
-        environment={"PATH": CODE_PATH, **settings.build_host_environment(layout.work, layout.tmp)},
-        temporary=[layout.tmp, "/dev/shm"] if level == "bubblewrap" else [layout.tmp],
-        path=python_directory["last"],
-        python_path=python_directory["first"],
-        executable=f"{layout.python}/bin/python",
-        heartbeat=None,  # On one machine the end of the wire is enough.
-        lifetime=settings.lifetime,
-        confinement=confinement,
-    )
+    driver_settings = _build_driver_settings(settings, level, layout, confinement)
     launch = Launch(folder, is_bubblewrap=False)
     if level == "bubblewrap":
         disk_mib = 0 if kept else settings.disk_mib or 0
@@ -159,6 +148,23 @@ def create_sandbox(
     handle = LocalSandboxHandle(folder, level, layers, driver_settings, launch, volume, lock, group, watched)
     handle.limits = list_limits(settings, level)
     return handle
+
+
+def _build_driver_settings(
+    settings: LocalSettings, level: IsolationLevel, layout: Layout, confinement: dict[str, Any]
+) -> DriverSettings:
+    return DriverSettings(
+        cwd=layout.work,
+        volume=layout.volumes[0].target if layout.volumes else None,
+        environment={"PATH": CODE_PATH, **settings.build_host_environment(layout.work, layout.tmp)},
+        temporary=[layout.tmp, "/dev/shm"] if level == "bubblewrap" else [layout.tmp],
+        path=[mount.target for mount in layout.packages],
+        python_path=[mount.target for mount in layout.modules],
+        executable=f"{layout.python}/bin/python",
+        heartbeat=None,  # On one machine the end of the wire is enough.
+        lifetime=settings.lifetime,
+        confinement=confinement,
+    )
 
 
 def _compute_shm_bytes(settings: LocalSettings) -> int:

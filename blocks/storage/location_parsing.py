@@ -47,7 +47,8 @@ def make_absolute(text: str) -> str:
 
 
 def _parse_block_location(text: str) -> PathOrLocation:
-    slug, _, rest = text.partition("://")[2].partition("/")
+    _, _, address = text.partition("://")
+    slug, _, rest = address.partition("/")
     name, _, below = rest.partition("/")
     if not slug or not name:
         raise ConfigurationError(
