@@ -193,7 +193,7 @@ def _find_invalid_names(names: Collection[Any], reserved: Collection[str] = ()) 
 
 
 def _bind(tool: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return the arguments of a tool's call, by keywords alone if possible, as the tools of `dspy.RLM` need them."""
+    """Return a call's arguments for a tool. `dspy.RLM` accepts only keywords for the tools that it has wrapped."""
     if not args or not hasattr(tool, "__signature__"):  # `dspy.RLM` sets the attribute.
         return args, kwargs
     signature = inspect.signature(tool)

@@ -118,7 +118,7 @@ class Zygotes:
     async def fork(self, launch: Launch) -> DriverProcess:
         """Fork a driver from the zygote with this launch's key, and start that zygote if needed.
 
-        If it cannot start, or not fork its first sandbox, later calls do not try again, except after a shortage of
+        A zygote that could not start, or whose first fork failed, is not tried again, except after a shortage of
         descriptors, memory or processes. Raises ZygoteError, SandboxStartError.
         """
         obstacle = self.find_obstacle(launch)
