@@ -85,21 +85,23 @@ class ContextReader:
 
     def _read_files(self, context_file: str | list[str], variables: dict[str, Any]) -> Item:
         """Ask about a file, or about a list of files, which becomes a dict of texts by name."""
-        paths = name_files(context_file if isinstance(context_file, list) else [context_file])
-        expressions: dict[str, str] = {}
+        is_list = isinstance(context_file, list)
+        texts = [str(text) for text in context_file] if is_list else [context_file]
+        items: list[str] = []  # of a dict in Python
         files: dict[str, Path] = {}
-        for name, text in paths.items():
+        names = name_files(texts)
+        for name, text in names.items():
             path = Path(os.path.realpath(check_input_path(Path(text).expanduser().absolute())))
             if path not in self._digests:
                 self._digests[path] = compute_file_digest(path)
             digest = self._digests[path]
-            expressions[name] = f"read({digest!r})"
+            items.append(f"{name!r}: read({digest!r})")
             files[digest] = path
-        if isinstance(context_file, list):
-            items = ", ".join(f"{name!r}: {expression}" for name, expression in expressions.items())
-            return self._ask_file(f"{{{items}}}", files, {**variables, "context_file": list(expressions)})
-        ((name, expression),) = expressions.items()
-        return self._ask_file(expression, files, {**variables, "context_file": name})
+        if is_list:
+            expression = "{" + ", ".join(items) + "}"
+            return self._ask_file(expression, files, {**variables, "context_file": list(names)})
+        (name,), (digest,) = names, files
+        return self._ask_file(f"read({digest!r})", files, {**variables, "context_file": name})
 
     def _ask_file(self, expression: str, files: Mapping[str, Path], variables: dict[str, Any]) -> Item:
         """Ask about the value of an expression that reads files, which are given by their digests."""

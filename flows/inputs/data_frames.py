@@ -91,8 +91,10 @@ def _convert_cell(name: object, column: Any, cell: Any) -> Any:
         if getattr(cell, "nanosecond", 0):  # A Timestamp of pandas has this attribute.
             raise _refuse_nanoseconds(name, column)
         return cell.isoformat()
-    if kind.__name__ in ("ndarray", "datetime64") and cell.dtype.kind in "MO":
-        rounded = cell if cell.dtype.kind == "O" else cell.astype("datetime64[us]")
+    if kind.__name__ in ("ndarray", "datetime64") and cell.dtype.kind == "O":
+        return _convert_cell(name, column, cell.tolist())
+    if kind.__name__ in ("ndarray", "datetime64") and cell.dtype.kind == "M":  # times of numpy
+        rounded = cell.astype("datetime64[us]")
         is_missing = cell != cell  # NaT differs from itself.
         if ((rounded != cell) & ~is_missing).any():
             raise _refuse_nanoseconds(name, column)

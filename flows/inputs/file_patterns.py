@@ -32,8 +32,8 @@ def is_pattern(text: str) -> bool:
 class MatchedFiles:
     """The files that match a pattern, in the order of their paths, as inputs with the variable `path`.
 
-    `path` is `inputs/` and the part of the file's path after the directories without wildcards, with %0A for a line
-    break. `digests` has the SHA-256 of each file's content, by `path`.
+    `path` is the file's path in the sandbox: for `/data/*/x.csv`, it is `inputs/a/x.csv`. A character that cannot be
+    printed is escaped, such as a line break as %0A. `digests` has the SHA-256 of each file's content, by `path`.
     """
 
     def __init__(self, pattern: str, report: ProgressReport | None = None) -> None:

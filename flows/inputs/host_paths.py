@@ -40,6 +40,14 @@ def pin_file(path: Path) -> Path:
         return Path(f"/proc/self/fd/{fd}")
 
 
+def read_input(text: str) -> bytes:
+    """Return the content of the file or location that a parameter names. Raises OSError and ConfigurationError."""
+    place = locate_input(text)
+    if isinstance(place, Path):
+        place = pin_file(place)
+    return place.read_bytes()
+
+
 def locate_ledger(place: str | PurePath | Location) -> PathOrLocation:
     """Return a ledger's directory or location. Raises ConfigurationError if it is not in an allowed directory."""
     place = parse_location(place)

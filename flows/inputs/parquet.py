@@ -110,7 +110,11 @@ def _list_files(folder: Path) -> dict[str, Path]:
     matched, left_out = match_files(folder, "**/*.parquet")
     if left_out:
         raise ConfigurationError(f"{folder / left_out[0]} is a link that leads out of {folder}: copy it (cp -rL)")
-    files = {name: file for name, file in matched.items() if not any(part.startswith("_") for part in name.split("/"))}
+    files: dict[str, Path] = {}
+    for name, file in matched.items():
+        is_metadata = any(part.startswith("_") for part in name.split("/"))
+        if not is_metadata:
+            files[name] = file
     if not files:
         raise ConfigurationError(
             f"{folder} is a folder without Parquet files: name a file, or '{folder}/*' for an execution per file"

@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from ...blocks.storage.location import write_file
@@ -13,7 +12,7 @@ from ...sandbox.errors import ConfigurationError
 from ...sandbox.requests.code_text import declare_utf8, decode_code
 from ...tasks.ledger.result_index import get_spill_directory
 from .conversion import Content
-from .host_paths import locate_input, pin_file
+from .host_paths import read_input
 from .readers import normalize_chunk_ids
 
 # Contents whose lists are stored in a file.
@@ -100,8 +99,7 @@ def read_json_reference(value: Any) -> Any:
     """Return the JSON value of a parameter, or of its file. Raises OSError and ConfigurationError."""
     if not isinstance(value, dict) or value.keys() != {JSON_FILE}:
         return value
-    file = locate_input(str(value[JSON_FILE]))
-    return json.loads((pin_file(file) if isinstance(file, Path) else file).read_bytes())
+    return json.loads(read_input(str(value[JSON_FILE])))
 
 
 def spill_text(text: str) -> str:
@@ -158,8 +156,7 @@ def _read_reference(text: str) -> list[str]:
             f"name it as @/DIRECTORY/{os.path.basename(place) or 'FILE'}, or give a location"
         )
     try:
-        file = locate_input(place)
-        data = (pin_file(file) if isinstance(file, Path) else file).read_bytes()
+        data = read_input(place)
         if not place.endswith(SUFFIXES_OF_LISTS):
             return [decode_code(data, place)]
         codes = [json.loads(line) for line in data.decode("utf-8-sig").split("\n") if line.strip()]

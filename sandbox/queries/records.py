@@ -191,7 +191,7 @@ class Transcript:
         self._count = 0
 
     def name_query(self, query: Query, parent: Query | None) -> None:
-        """Set the query's id and the id of its parent. All ids of one session begin alike, up to a hyphen."""
+        """Set the query's id and the id of its parent. All ids of a session have the same text before the hyphen."""
         self._count += 1
         query.id = f"{self._id}-{self._count}"
         query.parent_id = "" if parent is None else parent.id
