@@ -25,7 +25,7 @@ class Container:
 
     @property
     def sandbox_id(self) -> str:
-        """Return the container's first name. `mark_as_kept` appends to it."""
+        """Return the container's name without the suffix that `mark_as_kept` appends."""
         return self.name.partition(KEPT_SUFFIX)[0]
 
 
@@ -39,8 +39,9 @@ async def list_containers(engine: Engine) -> list[SandboxInfo]:
     infos: list[SandboxInfo] = []
     for container in await _find(engine, f"label={LABEL}={LABEL_VALUE}"):
         labels = dict(container.labels)
-        if KEPT_SUFFIX in container.name:
-            until, _, execution = container.name.partition(KEPT_SUFFIX)[2].partition(EXECUTION_SUFFIX)
+        _, is_kept, suffix = container.name.partition(KEPT_SUFFIX)
+        if is_kept:
+            until, _, execution = suffix.partition(EXECUTION_SUFFIX)
             labels |= {"rlm-batch-kept": until, "rlm-batch-execution": execution}
         infos.append(SandboxInfo(container.sandbox_id, labels))
     return infos

@@ -45,14 +45,20 @@ import os, stat, sys
 try:
     limit = int(sys.argv[2] or 1 << 62)
     with open(os.open(sys.argv[1], os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-        status, size = os.fstat(file.fileno()), 0
+        status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             os._exit({NOT_A_FILE_STATUS})
-        while status.st_size <= limit and size <= limit and (data := file.read(1 << 20)):
-            size += len(data)
+        size = status.st_size
+        read = 0  # bytes; code may append to the file meanwhile
+        while size <= limit:
+            data = file.read(1 << 20)
+            if not data:
+                break
             sys.stdout.buffer.write(data)
-        if max(status.st_size, size) > limit:
-            print(max(status.st_size, size), file=sys.stderr, flush=True)
+            read += len(data)
+            size = max(size, read)
+        if size > limit:
+            print(size, file=sys.stderr, flush=True)
             os._exit({LARGE_FILE_STATUS})
     sys.stdout.flush()
 except (OSError, ValueError) as error:

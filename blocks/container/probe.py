@@ -31,9 +31,12 @@ def read(*paths):
             pass
     return ""
 
-def ask(name):
+def read_status(name):
     with open("/proc/self/status") as file:
-        return next((line.split()[1] for line in file if line.startswith(name + ":")), "")
+        for line in file:
+            if line.startswith(name + ":"):
+                return line.split()[1]
+    return ""
 
 try:
     with open("/proc/sys/kernel/random/boot_id") as file:
@@ -46,8 +49,8 @@ print(json.dumps({
     "machine": os.uname().machine,
     "python": list(sys.version_info[:3]),
     "uid": os.getuid(),
-    "capabilities": int(ask("CapBnd") or "0", 16),
-    "seccomp": ask("Seccomp") == "2",
+    "capabilities": int(read_status("CapBnd") or "0", 16),
+    "seccomp": read_status("Seccomp") == "2",
     "limits": {
         "memory_mib": read("memory/memory.limit_in_bytes", "memory.max"),
         "processes": read("pids/pids.max", "pids.max"),
@@ -75,12 +78,12 @@ _locks = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock]()
 
 
 async def ensure_ready(settings: ContainerSettings, engine: Engine, labels: Mapping[str, str]) -> Readiness:
-    """Return what is known of the image. The first call pulls the image, and runs the probe with these labels.
+    """Return the limits and layers of the image's containers, after the first call has pulled and probed the image.
 
     Raise ConfigurationError if the image is not available or its container does not run.
     """
     names = ("image", "runtime", "memory_mib", "processes", "cpus", "disk_limit_mib", "network", "setup")
-    values = [getattr(settings, name) for name in names]  # what the probe's container depends on
+    values = [getattr(settings, name) for name in names]  # The report of the probe depends on these.
     key = (engine, tuple(settings.packages), *values)
     if key not in _ready:
         async with _locks.setdefault(asyncio.get_running_loop(), asyncio.Lock()):

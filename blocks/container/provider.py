@@ -28,7 +28,8 @@ class ContainerProvider(ContainerSettings, SandboxProvider):
 
     async def open(self, labels: dict[str, str]) -> ContainerHandle:
         """Open a sandbox. Raise ConfigurationError if no engine answers, or the first one cannot run the image."""
-        engine, commit = await find_engine(self.engine), await self.commit()
+        engine = await find_engine(self.engine)
+        commit = await self.commit()
         return await create_container(self, engine, labels, commit, self._files, can_stay=self._keeps_failed)
 
     async def check(self) -> str:

@@ -110,7 +110,7 @@ class DaytonaChannel:
             self._settle(delivery, may_have_arrived=False)
 
     def _settle(self, delivery: asyncio.Future[None], may_have_arrived: bool) -> None:
-        """End the wait for a frame's delivery, with SandboxLost if the frame cannot have arrived."""
+        """Complete the delivery of a frame, with SandboxLost if the frame cannot have arrived."""
         if delivery.done():
             return
         if may_have_arrived:

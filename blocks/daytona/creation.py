@@ -64,7 +64,7 @@ async def _open(
     *,
     snapshot: str | None = None,
 ) -> DaytonaSandboxHandle:
-    """Open one sandbox: from a `snapshot` of the set-up, or else with a set-up of its own.
+    """Open one sandbox from a `snapshot` of the set-up. Without one, set the sandbox up.
 
     With an `environment`, keep this set-up as a snapshot.
     """

@@ -200,15 +200,16 @@ async def retry_call(
         except daytona.DaytonaError as error:
             meaning = find_row(error).meaning
             delay = get_delay(error, attempt)
-            next_try = time.monotonic() + delay
+            now = time.monotonic()
             attempt += 1
             if meaning is KEY:
-                key_refused_at = time.monotonic() if key_refused_at is None else key_refused_at
-                is_over = next_try > key_refused_at + KEY_SECONDS
+                if key_refused_at is None:
+                    key_refused_at = now
+                is_over = now + delay > key_refused_at + KEY_SECONDS
             elif seconds is None:
                 is_over = attempt >= TRIES
             else:
-                is_over = next_try > began + seconds
+                is_over = now + delay > began + seconds
             if is_over or not is_passing(error):
                 raise
         await asyncio.sleep(delay)
@@ -217,7 +218,7 @@ async def retry_call(
 
 
 def get_state(item: Any) -> str:
-    """Return the state of a sandbox, volume or snapshot. A state that the SDK does not know is a string there."""
+    """Return the state of a sandbox, volume or snapshot, also a state that the SDK does not know."""
     return str(getattr(item.state, "value", item.state))
 
 

@@ -94,7 +94,7 @@ def find_environment(settings: DaytonaSettings, commit: str | None) -> Environme
     content = [FORMAT, origin, settings.setup, sorted(settings.packages), repository]
     name = SNAPSHOT_PREFIX + hashlib.sha256(json.dumps(content).encode()).hexdigest()[:24]
     environments = _environments.setdefault(asyncio.get_running_loop(), {})
-    # Each account has snapshots of its own, even if their names are the same.
+    # Two accounts may have snapshots of the same name.
     return environments.setdefault((get_account_key(settings), name), Environment(name))
 
 

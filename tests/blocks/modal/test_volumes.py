@@ -27,17 +27,17 @@ def list_commits(standin: Any, cause: str, volume: str) -> list[list[str]]:
     return [event["files"] for event in events if (event["cause"], event["volume"]) == (cause, volume)]
 
 
-async def test_a_later_sandbox_reads_files_of_an_earlier_one(
+async def test_files_are_saved_before_the_result_even_if_code_fails_at_any_mount_path(
     modal_sandbox: Make, modal_standin: Any, volume: str
 ) -> None:
     modal_standin.ask("set", commit_at_end=False)  # only the project's own commit can save the file
-    block = modal_sandbox(volume_name=volume)
-    async with block.interpreter() as one:
-        await one.execute(SAVE, {"name": "a.txt", "text": "of the first"})
+    async with modal_sandbox(volume_name=volume, volume_mount_path="/mnt/shared").interpreter() as one:
+        with pytest.raises(CodeError):
+            await one.execute("open('/mnt/shared/a.txt', 'w').write('so far'); 1 / 0")
         # The file is saved before the first sandbox ends, as soon as the result is known.
-        assert modal_standin.ask("volume", name=volume) == {"a.txt": "of the first"}
-    async with block.interpreter() as other:
-        assert (await other.execute(READ)).files == {"a.txt": "of the first"}
+        assert modal_standin.ask("volume", name=volume) == {"a.txt": "so far"}
+    async with modal_sandbox(volume_name=volume).interpreter() as other:
+        assert (await other.execute(READ)).files == {"a.txt": "so far"}
     assert list_commits(modal_standin, "sync", volume)[0] == ["a.txt"]
     assert not list_commits(modal_standin, "end", volume)
 
@@ -53,15 +53,6 @@ async def test_an_open_sandbox_reads_files_that_another_saved(modal_sandbox: Mak
         assert (await one.execute(READ)).files == both
         await one.execute("import os\nos.remove('/data/b.txt')")
         assert (await other.execute(READ)).files == {"a.txt": "of the first"}
-
-
-async def test_failed_code_has_its_files_committed_at_any_mount_path(
-    modal_sandbox: Make, modal_standin: Any, volume: str
-) -> None:
-    async with modal_sandbox(volume_name=volume, volume_mount_path="/mnt/shared").interpreter() as one:
-        with pytest.raises(CodeError):
-            await one.execute("open('/mnt/shared/log.txt', 'w').write('so far'); 1 / 0")
-        assert modal_standin.ask("volume", name=volume) == {"log.txt": "so far"}
 
 
 async def test_a_failed_commit_is_an_error_instead_of_a_result(
