@@ -282,9 +282,9 @@ class TrialsReport(Report[Outcome]):
 
     @property
     def best(self) -> Result | MaybeNone:
-        """The first result with the best objective, with `repeats` one of `groups`.
+        """The first result with the best objective. With `repeats` it is one of `groups`.
 
-        None without an objective, with several, or if no trial succeeded.
+        It is None without an objective, with several objectives, or if no trial succeeded.
         """
         return self._best.result
 

@@ -171,7 +171,8 @@ def _read_sides(reader: LedgerReader, *, has_repeats: bool) -> dict[tuple[str, i
         variables = dict(outcome.meta.variables)
         if has_repeats:
             variables.pop(REPEAT, None)
-        text = json.dumps(json.loads(json.dumps(variables), parse_float=_parse_float), sort_keys=True)
+        normalized = json.loads(json.dumps(variables), parse_float=_parse_float)
+        text = json.dumps(normalized, sort_keys=True)
         error = describe_error(outcome) if isinstance(outcome, Failure) else None
         numbers = _list_numbers(outcome, spec)
         sides.append((text, Side(outcome.meta.index or 0, variables, get_status(outcome), numbers, error)))

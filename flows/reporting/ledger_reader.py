@@ -116,7 +116,9 @@ class LedgerReader:
 
 
 def open_run_ledger(run: str) -> LedgerReader:
-    """Return the ledger of the run with that id or name or its beginning, or the ledger at that path or location.
+    """Return the ledger of a run.
+
+    `run` is a path or a location, or the beginning of the run's id or name.
 
     Raises:
         ConfigurationError: There is no such ledger, or it cannot be read.

@@ -214,17 +214,20 @@ class RunSummary:
         self.incomplete += is_incomplete(outcome, self.spec)
         self.table.add(index, outcome)
         if isinstance(outcome, Result):
+            self._add_curve(index, outcome.meta)
             self._add_points(index, outcome)
 
-    def _add_points(self, index: int, result: Result) -> None:
-        """Compare a result with the best, and add its points to the charts."""
-        spec, meta = self.spec, result.meta
+    def _add_curve(self, index: int, meta: Meta) -> None:
         if meta.reports:
             reports = sorted(meta.reports)
             stride = max(1, len(reports) // MAX_CURVE_POINTS)
             sample = [*reports[::stride], reports[-1]]
             finite = [(step, value) for step, value in sample if is_score(value)]
             self.curves.add(Curve(index, finite, is_pruned=meta.pruned))
+
+    def _add_points(self, index: int, result: Result) -> None:
+        """Compare a result with the best, and add its points to the charts."""
+        spec, meta = self.spec, result.meta
         if not spec.objectives:
             self.points.add(ChartPoint(index, meta.variables, (meta.seconds,)))
             return

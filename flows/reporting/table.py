@@ -3,7 +3,7 @@
 import itertools
 import math
 import reprlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from ...sandbox.outcomes.outcome_json import get_status
@@ -97,10 +97,9 @@ class OutcomeTable:
             best: The numbers of the best trials, which get a mark.
             tables: The tables whose columns are wanted. By default those of this table.
         """
-        columns = self.columns.name_all(self._tables if tables is None else tables, for_people=True)
-        header = [name for name, _ in columns]
-        marked = self._mark_cells(best)
-        return [header, *([_format(column, cells.get(column.key)) for _, column in columns] for cells in marked)]
+        named = self.columns.name_all(self._tables if tables is None else tables, for_people=True)
+        header = [name for name, _ in named]
+        return [header, *(_format_row(cells, named) for cells in self._mark_cells(best))]
 
     def build_records(self, best: Collection[int], limit: int) -> list[dict[str, Any]]:
         """Return the first rows as dicts by column, at most `limit`, with numbers as numbers."""
@@ -121,10 +120,17 @@ class OutcomeTable:
             yield {**cells, OUTCOME.key: mark} if is_marked else cells
 
 
-def _format(column: Column, cell: Any) -> str:
-    if cell is None:
-        return ""
-    return column.format.format(cell) if column.format else format_cell(cell)
+def _format_row(cells: Mapping[Key, Any], columns: Iterable[tuple[str, Column]]) -> list[str]:
+    row: list[str] = []
+    for _, column in columns:
+        cell = cells.get(column.key)
+        if cell is None:
+            row.append("")
+        elif column.format:
+            row.append(column.format.format(cell))
+        else:
+            row.append(format_cell(cell))
+    return row
 
 
 def _shorten(value: Any) -> bool | float | str:

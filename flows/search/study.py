@@ -338,10 +338,12 @@ def _read_state(optuna: Any, trial: Outcome, objectives: tuple[Objective, ...]) 
     """Return the state of a trial in Optuna, and its values. A pruned trial has the value of its last report."""
     states = optuna.trial.TrialState
     if isinstance(trial, Result) and trial.meta.pruned:
-        _, last = max(trial.meta.reports, default=(0, math.nan))
-        return states.PRUNED, None if math.isnan(last) else [last]
+        _, last_value = max(trial.meta.reports, default=(0, math.nan))
+        return states.PRUNED, None if math.isnan(last_value) else [last_value]
     values = read_fields(trial, [item.name for item in objectives])
-    return states.FAIL if values is None else states.COMPLETE, values
+    if values is None:
+        return states.FAIL, None
+    return states.COMPLETE, values
 
 
 @contextmanager
