@@ -18,7 +18,8 @@ def list_volumes(provider: str = "local") -> list[str]:
     """
 
     async def call() -> list[str]:
-        return await (await resolve_provider(provider)).list_volumes()
+        resolved = await resolve_provider(provider)
+        return await resolved.list_volumes()
 
     return run_sync(call)
 
@@ -102,7 +103,8 @@ class Volume:
     def _run(self, method: str, *arguments: Any) -> Any:
         async def call() -> Any:
             if self._store is None:
-                self._store = await (await resolve_provider(self._provider)).volume(self._name)
+                provider = await resolve_provider(self._provider)
+                self._store = await provider.volume(self._name)
             try:
                 return await getattr(self._store, method)(*arguments)
             finally:

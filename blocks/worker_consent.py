@@ -108,7 +108,7 @@ def check_path(path: Path, below: Path | None = None) -> Path:
 
 
 def find_link_on_volume(path: Path) -> Path | None:
-    """Return the first link below the directory of volumes over which a path leads, or None."""
+    """Return the first link in a path that is below the directory of volumes, or None without such a link."""
     volumes = Path(os.path.realpath(resolve_data_dir("volumes", "RLM_BATCH_VOLUMES")))
     directory = Path("/")
     remaining = list(path.absolute().parts[1:])  # the names that are not walked yet

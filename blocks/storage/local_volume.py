@@ -44,11 +44,10 @@ def find_volume(named: str | None, name: str) -> "LocalVolume":
     """Return the volume of that name below the root from `find_volumes_root`.
 
     Raises:
-        ConfigurationError: The name is invalid, or a deployment run may not use the path. The path may be a link that
-            leads elsewhere, because code could write to a root that lies on another volume.
+        ConfigurationError: The name is invalid, or a deployment run may not use the path.
     """
     volume = LocalVolume(find_volumes_root(named), name)
-    if named is not None:
+    if named is not None:  # A root on another volume may have links that code created.
         check_writable_directory(check_path(volume.path, below=resolve_data_dir("volumes", "RLM_BATCH_VOLUMES")))
     return volume
 

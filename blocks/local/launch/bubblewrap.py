@@ -96,7 +96,7 @@ def _build_command(user: list[str], own: list[str], mounts: tuple[Mount, ...], s
 
 
 def _build_directories(paths: Iterable[str]) -> list[str]:
-    """Return the options that create directories for every user. By default they would be bubblewrap's user's only."""
+    """Return the options that create directories for every user. By default only bubblewrap's user may enter them."""
     options: list[str] = []
     for path in paths:
         options += ["--perms", "0755", "--dir", path]
