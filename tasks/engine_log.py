@@ -27,7 +27,7 @@ def shorten_engine_log(run_id: str) -> None:
 
 
 def _shorten_flow_line(record: logging.LogRecord) -> bool:
-    """Make an error one line without a traceback. Return False for a line that repeats another, which is not logged."""
+    """Make an error one line without a traceback. Return False for a line that repeats another, to omit it."""
     if record.module != "flow_engine" or getattr(record, "flow_run_id", None) not in _own_runs:
         return True
     error = _find_own_error(record)
@@ -55,11 +55,13 @@ def _is_wanted_task_line(record: logging.LogRecord) -> bool:
     if name not in TASK_NAMES or getattr(record, "flow_run_id", None) not in _own_runs:
         return True
     message = str(record.msg)
-    if record.levelno <= logging.INFO or _is_about_cancellation(message) or message.startswith(CANCELLED_STATE):
+    if _is_about_cancellation(message) or message.startswith(CANCELLED_STATE):
         return False
-    if name == QUERY_TASK_NAME:
-        return True
-    return not has_own_error and not message.startswith(FAILED_STATE)
+    if record.levelno <= logging.INFO:
+        return False
+    if name == EXECUTE_TASK_NAME:
+        return not has_own_error and not message.startswith(FAILED_STATE)
+    return True
 
 
 def _find_own_error(record: logging.LogRecord) -> RlmBatchError | None:

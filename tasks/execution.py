@@ -143,10 +143,7 @@ def with_index(outcome: OutcomeT, index: int, place: Place = NO_PLACE) -> Outcom
 
 
 def number_seed(index: int, place: Place) -> int | tuple[int, ...]:
-    """Return the numbers from which an execution's seed is derived.
-
-    The first repeat has the seed of a run without repeats.
-    """
+    """Return the numbers from which an execution's seed is derived. The first repeat has the number of its group."""
     if place.group is None or place.repeat is None:
         return index
     return place.group if place.repeat == 0 else (place.group, place.repeat)
@@ -182,9 +179,9 @@ def execution_from_json(index: int, code: str, work: dict[str, Any]) -> Executio
     encoded = {name: EncodedVariable(text.encode("utf-8")) for name, text in work.get("encoded", {}).items()}
     for pointer, number in work.get("nonfinite", {}).items():
         # A pointer is "/NAME", or "/NAME/..." for a number within the variable's value.
-        name, slash, rest = pointer[1:].partition("/")
+        name = pointer.split("/")[1]
         if name in encoded:
-            encoded[name].nonfinite[slash + rest] = number
+            encoded[name].nonfinite[pointer.removeprefix(f"/{name}")] = number
         else:
             restore_numbers(work["variables"], {pointer: number})
     return Execution(

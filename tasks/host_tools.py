@@ -39,7 +39,7 @@ def name_tools(tools: Mapping[str, Any]) -> dict[str, str]:
 def name_function(role: str, function: Any) -> str:
     """Return a function as JSON: an import path unchanged, or a name in this process for a function.
 
-    Raises ConfigurationError for another value. Its text begins with `role`, such as "the tool 'search'".
+    Raises ConfigurationError for another value. The message begins with `role`, such as "the tool 'search'".
     """
     if callable(function):
         qualname = getattr(function, "__qualname__", type(function).__qualname__)
@@ -64,7 +64,7 @@ def load_tools(tools: Mapping[str, str]) -> dict[str, Tool]:
 def load_function(role: str, path: str) -> Tool:
     """Return the function for a path or a name that `name_function` returned.
 
-    Raises ConfigurationError if it cannot be imported. Its text begins with `role`, such as "the tool 'search'".
+    Raises ConfigurationError if it cannot be imported. The message begins with `role`, such as "the tool 'search'".
     """
     if path.startswith("<"):  # It is the name of a function of this process.
         return _functions[path]

@@ -65,7 +65,7 @@ class RepeatedItems:
 
 @lru_cache(maxsize=100)
 def reads_repeat(code: str, prepare: str | None) -> bool:
-    """Return whether code reads the variable `repeat`, and neither defines it nor finds it defined by `prepare`.
+    """Return whether code reads the variable `repeat`, which neither the code nor `prepare` defines.
 
     The code of a function reads its parameters. Code that Python cannot compile reads nothing.
     """

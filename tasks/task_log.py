@@ -34,8 +34,11 @@ class OutputLog:
     def __init__(self, budget: LineBudget, prefix: str = "", logger: Logger | None = None) -> None:
         self._budget = budget
         self._prefix = prefix
-        run_logger: Any = logger or get_run_logger()
-        self._logger: Logger = logger or run_logger.getChild("output")
+        if logger is None:
+            run_logger: Any = get_run_logger()
+            self._logger: Logger = run_logger.getChild("output")
+        else:
+            self._logger = logger
         self._remaining_lines = MAX_LINES
         self._omitted_count = 0
         # One character more than the limit shows whether a line is too long.

@@ -45,7 +45,7 @@ async def wait_as_requested(error: BaseException) -> None:
 
 
 def return_cancelled_state(function: Callable[P, Coroutine[Any, Any, Any]]) -> Callable[P, Coroutine[Any, Any, Any]]:
-    """Return a task's function that returns a state Cancelled when it is cancelled.
+    """Let a task's function return the state Cancelled when it is cancelled.
 
     A caller that creates the task run with `return_state` must raise CancelledError if the state `is_cancelled`.
     """

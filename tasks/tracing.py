@@ -96,7 +96,7 @@ def trace_execution(execution: Execution, provider: str) -> Iterator[Callable[[M
 
 
 def trace_queries(track: RunTracked) -> RunTracked:
-    """Return `track` with a span for each recursive query. A flat query has no span but that of its one request."""
+    """Return `track` with a span for each recursive query. For a flat query, the span of its one request is enough."""
 
     async def track_with_span(query: Query, work: Callable[[], Awaitable[Any]]) -> Any:
         if query.kind != "rlm_query":
@@ -216,7 +216,7 @@ def _set_usage(span: Span, usage: Usage) -> None:
 
 
 def _set_totals(span: Span, usage: Usage | QuerySummary) -> None:
-    """Set the usage of all spans below a span, under our own names. Backends add up the values of convention names."""
+    """Set the usage of all spans below a span. Use our own names, because backends add up those of the conventions."""
     span.set_attribute("rlm_batch.usage.calls", usage.calls)
     span.set_attribute("rlm_batch.usage.input_tokens", usage.prompt_tokens)
     span.set_attribute("rlm_batch.usage.output_tokens", usage.completion_tokens)

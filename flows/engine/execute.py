@@ -105,16 +105,17 @@ async def _run_remaining(lane: Lane, batch: TaskBatch) -> RlmBatchError | None:
         except RlmBatchError as error:
             execution.errors.append(error)
             is_refused = isinstance(error, (QuotaExceeded, SandboxStartError))
+            gets_no_sandboxes = is_refused and lane.is_start_timeout_over
             if run.should_retry(error, len(execution.errors)):
                 retried_error = error
-                if isinstance(error, QuotaExceeded) or (is_refused and lane.is_start_timeout_over):
+                if gets_no_sandboxes or isinstance(error, QuotaExceeded):
                     break  # The next execution would be refused too.
             else:
                 batch.last_error = error
                 final_error = error if execution.ended is None else explain_last(error)
                 run.sink.record(execution, Failure(final_error, error.meta or Meta()))
-                if is_refused and lane.is_start_timeout_over and not run.plan.stop_on_failure:
-                    run.slots.end(error)  # No further execution would get a sandbox.
+                if gets_no_sandboxes and not run.plan.stop_on_failure:
+                    run.slots.end(error)
                     break
     return retried_error
 
@@ -172,7 +173,9 @@ def configure_task(base: Task[P, Any], run: Run, tags: set[str], per_task: int) 
     # This must be a function. With a partial or another callable object Prefect never retries, and does not say so.
     async def should_retry_task(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:
         error = await state.result(raise_on_failure=False)  # type: ignore[misc]
-        attempt = error.meta.attempt if isinstance(error, RlmBatchError) and error.meta is not None else 1
+        attempt = 1
+        if isinstance(error, RlmBatchError) and error.meta is not None:
+            attempt = error.meta.attempt
         if not run.should_retry(error, attempt):
             return False
         await wait_as_requested(error)

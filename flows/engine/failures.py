@@ -17,7 +17,7 @@ from ..plan import Outcomes, Plan
 class StopConditions:
     """The deadline of a flow run, and the number of failures after which no execution starts.
 
-    The flow run starts when this object is made.
+    The time until the deadline begins when this object is made.
     """
 
     options: Options

@@ -45,7 +45,7 @@ ALL_FILES = ["**"]  # the files that a check gets if `collect` names none
 
 
 class ProviderUnusable(Exception):
-    """The lane gets no sandbox, for which no execution is the reason. This error's cause is the provider's error.
+    """The lane gets no sandbox, and the execution is not the reason. The cause of this error is the provider's error.
 
     Either the run opens no more sandboxes, or its first sandbox has shown that the provider's configuration is wrong.
     """
@@ -109,7 +109,9 @@ class Lane:
 
     async def release_if_wanted(self) -> None:
         """Remove the sandbox and return the slot if other runs wait for one. Call this between two executions."""
-        if self._slot is not None and not self._has_state and await self._slots.should_hand_over(self._slot):
+        if self._slot is None or self._has_state:
+            return
+        if await self._slots.should_hand_over(self._slot):
             await self.release()
 
     async def acquire_now(self) -> bool:
@@ -183,7 +185,8 @@ class Lane:
             RlmBatchError: The check's sandbox failed. A retry runs only the check.
             ProviderUnusable: The provider says that its configuration is wrong.
         """
-        lane, check, judged = self._check_lane, self.run.check, execution.ended
+        lane, check = self._check_lane, self.run.check
+        judged = execution.ended
         assert lane is not None
         assert check is not None
         assert judged is not None
@@ -226,10 +229,11 @@ class Lane:
         try:
             return await self._execute_and_collect(sandbox, execution, on_output)
         except BaseException as error:
+            has_not_begun = isinstance(error, (VolumeError, SandboxLost)) and error.meta is None
             if sandbox.opened_at is None:
                 await self._record_failed_start(sandbox, error)
-            elif isinstance(error, (VolumeError, SandboxLost)) and error.meta is None and is_reused:
-                # The code did not begin. An earlier execution may have made the sandbox refuse the files.
+            elif is_reused and has_not_begun:
+                # An earlier execution may have made the sandbox refuse the files.
                 await self.close_sandbox()
                 if isinstance(error, VolumeError):
                     return await self._execute(execution, on_output)
@@ -305,7 +309,8 @@ class Lane:
 
     def _archives_files(self, execution: Execution) -> bool:
         """Return whether the execution's check needs its files."""
-        return self.run.check is not None and self.run.check.needs_files and execution.is_checked
+        needs_files = self.run.check is not None and self.run.check.needs_files
+        return needs_files and execution.is_checked
 
     async def _take_files(self, execution: Execution, folder: Path, meta: Meta, *, is_final: bool) -> Meta:
         """Archive an attempt's files for its check, and move the collected ones to the results. Return its new meta."""
@@ -343,16 +348,20 @@ class Lane:
         find_uploads = self.run.plan.find_uploads
         uploads = {} if find_uploads is None else find_uploads(execution)
         for path, upload in uploads.items():
-            if path not in sandbox.shared_files:
-                await sandbox.interpreter.upload(path, await asyncio.to_thread(upload.read))
-                is_for_one_execution = upload.digest != ""
-                (sandbox.own_files if is_for_one_execution else sandbox.shared_files).add(path)
+            if path in sandbox.shared_files:
+                continue
+            await sandbox.interpreter.upload(path, await asyncio.to_thread(upload.read))
+            is_for_one_execution = upload.digest != ""
+            if is_for_one_execution:
+                sandbox.own_files.add(path)
+            else:
+                sandbox.shared_files.add(path)
         for path in sandbox.own_files - uploads.keys():  # Files of earlier executions would fill a reused sandbox.
             await sandbox.interpreter.upload(path, b"")
             sandbox.own_files.remove(path)
 
     def _count_calls(self, name: str, tool: Tool) -> Tool:
-        """Return the tool with a count of its calls in the current execution."""
+        """Return a tool that also counts its calls in the current execution."""
 
         @wraps(tool)
         async def call(*args: Any, **kwargs: Any) -> Any:
@@ -368,22 +377,25 @@ class Lane:
         the configuration, so a later 400 to 404 is treated as a temporary refusal. With a revoked key, executions that
         cannot start fail, and running executions continue.
         """
-        start_error, permit, admission = sandbox.interpreter.start_error, self._permit, self._slots.admission
+        admission, permit = self._slots.admission, self._permit
+        start_error = sandbox.interpreter.start_error
         if start_error is None or permit is None:  # The sandbox was not requested.
             return
         self._permit = None
         refusal = _find_refusal(start_error)
-        if refusal is None and isinstance(start_error, ConfigurationError) and admission.has_opened_sandbox:
+        is_misconfigured = isinstance(start_error, ConfigurationError)
+        if is_misconfigured and admission.has_opened_sandbox:
             refusal = QuotaExceeded(start_error.text)
-        if refusal is not None:
-            admission.record_refusal(permit, refusal.retry_after, refusal.summary)
-        else:
+        if refusal is None:
             admission.release(permit)
+        else:
+            admission.record_refusal(permit, refusal.retry_after, refusal.summary)
         await self.close_sandbox()
-        if refusal is not None and refusal is not error:
+        if refusal is None:
+            if is_misconfigured and error is start_error:
+                raise ProviderUnusable from error
+        elif refusal is not error:
             raise refusal from error
-        if refusal is None and isinstance(error, ConfigurationError) and error is start_error:
-            raise ProviderUnusable from error
 
     async def _get_sandbox(self) -> _LaneSandbox:
         """Return the open sandbox if it has time for an execution, or else a new one."""
@@ -473,7 +485,9 @@ class CheckLane(Lane):
     def __init__(self, run: Run, slots: Slots) -> None:
         run = copy(run)
         run.provider = run.provider.model_copy(update={"volume_name": None})
-        run.check, run.preparation, run.tools, run.keepable_count = None, None, {}, 0
+        run.check = run.preparation = None
+        run.tools = {}
+        run.keepable_count = 0
         super().__init__(run, slots)
 
     async def _execute_and_collect(self, sandbox: _LaneSandbox, execution: Execution, on_output: OnOutput) -> Result:

@@ -112,8 +112,8 @@ async def _start(run: Run) -> None:
         run.turn_calls = TurnCalls(await asyncio.to_thread(load_function, "on_turn", plan.on_turn))
     await asyncio.to_thread(run.ledger.create)
     run.results_path = str(run.ledger.path)
-    number = f"{plan.total} execution{'s' if plan.total != 1 else ''}"
-    run.log.info("%s %s; results in %s", number, run.environment, run.ledger.path)
+    noun = "execution" if plan.total == 1 else "executions"
+    run.log.info("%d %s %s; results in %s", plan.total, noun, run.environment, run.ledger.path)
     run.record = _make_record(run)
 
 
@@ -182,10 +182,14 @@ async def _open_cache(run: Run) -> ResultCache:
 
 def _complete_record(run: Run, summary: RunSummary) -> None:
     """Set the fields of the record that are known at the end of the run."""
-    record, best = run.record, summary.best
+    record = run.record
+    best, score = summary.best, summary.best.score
     record.sandboxes, record.sandbox_seconds = run.usage.sandboxes, run.usage.sandbox_seconds
     record.succeeded, record.failed = summary.succeeded, summary.failed
     if record.objectives:
         record.front = len(best.results)
-    elif best.result is not None and best.score is not None and math.isfinite(best.score):
-        record.best, record.best_index = float(best.score), best.result.meta.index
+        return
+    if best.result is None or score is None:
+        return
+    if math.isfinite(score):
+        record.best, record.best_index = float(score), best.result.meta.index

@@ -107,7 +107,7 @@ class Run:
     report: Report | None = None
 
     async def check_before_start(self) -> None:
-        """Check the provider and the language models. Raises ConfigurationError."""
+        """Check the provider and the language models. Raises ConfigurationError if one of them cannot be used."""
         await self.provider.check()
         self.environment = await self.provider.describe_sandboxes()
         if self.model_access is not None:
@@ -251,7 +251,7 @@ async def make_run(options: Options, plan: Plan, provider: SandboxProvider | Non
         provider: The provider, if `options` does not name it.
 
     Raises:
-        ConfigurationError: One of them cannot be used.
+        ConfigurationError: The provider, the code, a function of the host or a language model cannot be used.
     """
     tools = cast("dict[str, str]", options.tools or {})
     if options.shards is not None:
@@ -288,9 +288,14 @@ async def make_run(options: Options, plan: Plan, provider: SandboxProvider | Non
 
 def needs_server(options: Options) -> bool:
     """Return whether the provider or a language model is a block on a Prefect server."""
-    models = options.models.values() if isinstance(options.models, dict) else options.models or ()
-    sources = (options.language_model, options.sub_model, *models)
-    return "/" in str(options.provider) or any(is_saved_model(str(source)) for source in sources)
+    if "/" in str(options.provider):
+        return True
+    models = [options.language_model, options.sub_model]
+    if isinstance(options.models, dict):
+        models.extend(options.models.values())
+    elif options.models is not None:
+        models.extend(options.models)
+    return any(is_saved_model(str(model)) for model in models)
 
 
 async def resolve_run_provider(options: Options) -> SandboxProvider:

@@ -37,10 +37,12 @@ def emit_run_event(run: Run, kind: str) -> None:
     for name in ("succeeded", "failed", "not_run"):
         payload[name] = getattr(summary, name)
     best, score = summary.best.result, summary.best.score
+    if score is not None and not math.isfinite(score):
+        score = None  # JSON has no such number.
     if best is not None:
         payload["best"] = {
             "index": best.meta.index,
-            "value": score if score is not None and math.isfinite(score) else None,
+            "value": score,
             "variables": _select_short_values(best.meta.variables),
             "fields": _select_short_values(best.outputs),
         }
@@ -64,7 +66,8 @@ async def with_reference(value: Any, record: RunRecord) -> Any:
     Prefect unpickle a result. If the file cannot be written, other processes get no result.
     """
     context = FlowRunContext.get()
-    if context is None or context.flow_run is None or context.flow_run.deployment_id is None:
+    run = None if context is None else context.flow_run
+    if run is None or run.deployment_id is None:
         return value
     path = get_results_root() / record.flow_run_id / f"result-{record.flow_run_id}.json"
     metadata = ResultRecordMetadata(storage_key=str(path), serializer=JSONSerializer(object_decoder=DECODER))

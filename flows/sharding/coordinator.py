@@ -104,12 +104,15 @@ class ShardingExecutor:
             self.store.add_execution(execution)
             if count % 500 == 0:
                 await asyncio.sleep(0)  # A million executions take half a minute, and Ctrl-C must work meanwhile.
-        await self._record_earlier_results(range(first, first + count), find_result)
-        bounds = [*self.store.find_starts(first, first + count, self.plan.shard_count), first + count]
-        self._shards = [Shard(number, *bound) for number, bound in enumerate(itertools.pairwise(bounds))]
-        self._active, self._job_id = {}, uuid.uuid4().hex[:12]
+        end = first + count
+        await self._record_earlier_results(first, end, find_result)
+        starts = self.store.find_starts(first, end, self.plan.shard_count)
+        stops = [*starts[1:], end]
+        self._shards = [Shard(number, starts[number], stops[number]) for number in range(len(starts))]
+        self._active = {}
+        self._job_id = uuid.uuid4().hex[:12]
 
-    async def _record_earlier_results(self, indexes: range, find_result: FindResult) -> None:
+    async def _record_earlier_results(self, start: int, stop: int, find_result: FindResult) -> None:
         """Record the results that the run's ledger has, and with `cache_results` those that `find_result` finds."""
         self._offsets = {}
         async for line in self._read_news():
@@ -117,7 +120,7 @@ class ShardingExecutor:
             if outcome is not None:
                 self._record_cached(outcome)
         if self.run.options.cache_results:
-            for execution in self.store.iterate_unfinished(indexes.start, indexes.stop):
+            for execution in self.store.iterate_unfinished(start, stop):
                 result = find_result(execution)
                 if result is not None:
                     self.store.record_adopted(execution)
@@ -222,7 +225,10 @@ class ShardingExecutor:
         return self.store.count_unfinished(shard.start, shard.stop)
 
     async def _start_attempt(self, client: PrefectClient, shard: Shard) -> None:
-        """Write the work of an attempt, and create its flow run. Raises OSError and httpx.HTTPError."""
+        """Write the work of an attempt, and create its flow run.
+
+        Raises OSError if the work cannot be written, and httpx.HTTPError if the server does not answer.
+        """
         shard.attempt += 1
         shard.unfinished_at_start = self._count_unfinished(shard)
         provider, noun = self.run.provider, self.run.plan.report_spec.noun
@@ -279,7 +285,10 @@ class ShardingExecutor:
         )
 
     def _divide_limit(self, limit: float | None, before: float, spent: float) -> float | None:
-        """Return a shard's equal part of a limit, without the usage before this round and that of the shard itself."""
+        """Return what a shard may still use: its part of a limit, of which the job has used `before` in earlier rounds.
+
+        `spent` is the usage by the shard's earlier attempts.
+        """
         return None if limit is None else max(0.0, (limit - before) / len(self._shards) - spent)
 
     async def _take_ended(self, client: PrefectClient, waiting: list[Shard]) -> None:
@@ -302,8 +311,10 @@ class ShardingExecutor:
                 await self._gather_outcomes()
             await self._settle_attempt(shard, f"{shard.state.name}: {shard.state.message}")
             return True
+        if not shard.has_started or shard.run_id is None:
+            return False
         max_checks = MAX_SILENT_CHECKS if shard.is_running else self.plan.start_timeout_seconds / HEARTBEAT_SECONDS
-        if shard.run_id is not None and shard.has_started and shard.silent_checks >= max_checks:
+        if shard.silent_checks >= max_checks:
             with suppress(httpx.HTTPError, ObjectNotFound):
                 # If the process still lives, it ends when it reads this state.
                 crashed = Crashed(message="its process or worker ended: no sign of life")
@@ -325,7 +336,7 @@ class ShardingExecutor:
     async def _settle_attempt(self, shard: Shard, reason: str) -> None:
         """Fail the unfinished executions of an ended attempt, unless another attempt may run them.
 
-        Raises an error of the shard that would be raised on every worker, and ends the job.
+        Raises an error that ends the job, if the shard failed with one that every worker would raise.
         """
         unfinished_count, number = self._count_unfinished(shard), shard.number + 1
         has_outcomes = unfinished_count < shard.unfinished_at_start
@@ -365,7 +376,7 @@ class ShardingExecutor:
             self.run.log.error("%s", error)
 
     async def _wait_for_ends(self, client: PrefectClient, cancelled: set[uuid.UUID]) -> None:
-        """Wait until cancelled shards have ended. Raises httpx.HTTPError."""
+        """Wait until cancelled shards have ended. Raises httpx.HTTPError if the server does not answer."""
         give_up_at = asyncio.get_running_loop().time() + CANCEL_TIMEOUT_SECONDS
         running = len(cancelled)
         while running and asyncio.get_running_loop().time() < give_up_at:
@@ -378,5 +389,5 @@ class ShardingExecutor:
 
 
 def _make_placeholder(outcome: Outcome) -> Execution:
-    """Return an execution for the sink, in the place of the one with this outcome that ran elsewhere."""
+    """Return an execution for the sink. It replaces the execution with this outcome, which ran in another process."""
     return Execution(outcome.meta.index or 0, "", outcome.meta.variables, "")

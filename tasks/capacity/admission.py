@@ -69,28 +69,31 @@ class Admission:
         Return None after `dismiss_waiters` or `end`.
         """
         dismissal_count = self._dismissal_count
-        self._urgent_count += is_urgent
+        turn = self._urgent_turn if is_urgent else self._turn
+        self._urgent_count += 1 if is_urgent else 0
         try:
-            async with self._urgent_turn if is_urgent else self._turn:
-                while self.error is None and dismissal_count == self._dismissal_count:
-                    wait = self.compute_wait()
-                    if wait <= 0 and (is_urgent or not self._urgent_count):
+            async with turn:
+                while self.error is None and self._dismissal_count == dismissal_count:
+                    seconds = self.compute_wait()
+                    must_wait_for_urgent_calls = not is_urgent and self._urgent_count > 0
+                    if seconds <= 0 and not must_wait_for_urgent_calls:
                         return self.issue_permit()
+                    timeout = seconds if 0 < seconds < math.inf else None
                     self._changed.clear()
                     with suppress(TimeoutError):
-                        async with asyncio.timeout(wait if 0 < wait < math.inf else None):
+                        async with asyncio.timeout(timeout):
                             await self._changed.wait()
         finally:
-            self._urgent_count -= is_urgent
+            self._urgent_count -= 1 if is_urgent else 0
             self._changed.set()
         return None
 
     def acquire_now(self) -> Permit | None:
         """Return a permit if one is free and no other call waits for it, else None."""
-        has_waiters = self._urgent_count or self._turn.locked()
-        if self.error is not None or has_waiters or self.compute_wait() > 0:
+        has_waiters = self._urgent_count > 0 or self._turn.locked()
+        if self.error is not None or has_waiters:
             return None
-        return self.issue_permit()
+        return self.issue_permit() if self.compute_wait() <= 0 else None
 
     def compute_wait(self) -> float:
         """Return the seconds until a permit may be free. They are infinite if a sandbox must open or close first."""
@@ -150,7 +153,7 @@ class Admission:
             self._log.warning(text, self.open_count, reason)
 
     def release(self, permit: Permit) -> None:
-        """Take back a permit. If its sandbox was open, it is removed."""
+        """Take back a permit. Call this after the permit's sandbox is removed, or if it did not open."""
         self.permit_count -= 1
         if permit.is_open:
             self.open_count -= 1
@@ -163,10 +166,10 @@ class Admission:
         self._changed.set()
 
     def end(self, error: RlmBatchError) -> None:
-        """Issue no more permits, because of an error. After several calls, `error` is the first call's."""
+        """Issue no more permits, because of an error. If this is called again, the first error stays the reason."""
         self.error = self.error or error
         self.dismiss_waiters()
 
     def had_sandbox_within(self, seconds: float) -> bool:
-        """Return whether a sandbox is open, or the last one closed, or the run began, less than `seconds` ago."""
+        """Return whether a sandbox was open in the last `seconds`, or the run began in this time."""
         return self.open_count > 0 or self._clock() - self._last_open_at < seconds

@@ -63,7 +63,7 @@ def build_limit_settings(provider: SandboxProvider) -> dict[str, dict[str, Any]]
 
 
 class ServerLimits:
-    """The limits on a Prefect server. Every method raises httpx.HTTPError."""
+    """The limits on a Prefect server. Every method raises httpx.HTTPError if the server does not answer."""
 
     poll_factor: ClassVar[float] = 1.0
 
@@ -123,9 +123,9 @@ class ServerLimits:
 
 
 class ProcessLimits:
-    """Limits of this process, with the methods of `ServerLimits`.
+    """Limits of this process, with the methods of `ServerLimits`, for runs with an embedded server.
 
-    An embedded server does not run Prefect's service that ends leases, so slots of a killed program would stay taken.
+    Such a server does not run Prefect's service that ends leases, so the slots of a killed program would stay taken.
     """
 
     poll_factor: ClassVar[float] = 0.05  # Runs poll them more often, because a request costs nothing.
@@ -194,9 +194,10 @@ async def open_limits(provider: SandboxProvider, run_id: str) -> AsyncIterator[L
 
 
 async def return_lost_slots(client: PrefectClient, name: str) -> GlobalConcurrencyLimitResponse | None:
-    """Free the slots of the limit with a name or id if the server has lost its proof. Renew or create the proof.
+    """Free a limit's slots if the server has lost the limit's proof, and renew or create the proof.
 
-    Returns the limit as it was before, if its slots were freed. Raises httpx.HTTPError if the server does not answer.
+    `name` is the limit's name or id. Returns the limit as it was before, if its slots were freed. Raises
+    httpx.HTTPError if the server does not answer.
     """
     # One of these errors means that the limit was deleted, that another process creates the proof at the same time, or
     # that the server refuses Variables.

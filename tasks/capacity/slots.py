@@ -90,7 +90,8 @@ class Slots:
     async def should_hand_over(self, slot: Slot) -> bool:
         """Return whether the lane should give the slot back before its next execution, because other runs wait."""
         now = _read_clock()
-        if slot not in self._held or now - slot.granted_at < MIN_HOLD_SECONDS or now < self._next_check_at:
+        was_held_long_enough = slot in self._held and now - slot.granted_at >= MIN_HOLD_SECONDS
+        if not was_held_long_enough or now < self._next_check_at:
             return False
         self._next_check_at = now + WAITING_CHECK_SECONDS  # Lanes hand slots over one at a time.
         if not await self._ask_server(self._limits.count_slots_in_use(self._name + WAITING), 0):
@@ -166,7 +167,7 @@ class Slots:
         return None if lease is None else Slot(name, lease, _read_clock())
 
     async def renew_leases(self) -> None:
-        """Renew the slots until cancelled. For a slot whose lease has ended, take another one, now or the next time."""
+        """Renew the leases of the slots until cancelled. Request another slot for each lease that has ended."""
         while True:
             await asyncio.sleep(RENEW_SECONDS)
             slots = list(self._held)
@@ -201,7 +202,10 @@ def _read_clock() -> float:
 
 @asynccontextmanager
 async def open_slots(provider: SandboxProvider, run_id: str, log: Log) -> AsyncIterator[Slots]:
-    """Yield the slots of a flow run, and give them back at the end. Raises ConfigurationError."""
+    """Yield the slots of a flow run, and give them back at the end.
+
+    Raises ConfigurationError if the server refuses the provider's limits.
+    """
     admission = Admission(log, is_gradual=provider.gradual)
     async with open_limits(provider, run_id) as limits:
         slots = Slots(provider, admission, log, limits)

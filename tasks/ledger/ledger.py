@@ -78,7 +78,7 @@ class Ledger:
             ) from None
 
     def register_writer(self) -> bool:
-        """Lock the directory until `unregister_writer` or the end of the process. Return True if no other has a lock.
+        """Lock the directory until `unregister_writer` or the end of the process. Return whether no other writer has.
 
         Locations and some file systems have no locks, and locks of other machines may be invisible. There each writer
         counts as the only writer.
@@ -111,7 +111,7 @@ class Ledger:
     def write_line(self, data: bytes) -> LinePosition | None:
         """Append one line and return its position, or None if the ledger is at a location.
 
-        Raises OSError with the ledger's path if this line, or at a location an earlier one, could not be written.
+        Raises OSError if the line could not be written. At a location, this may be an earlier line.
         """
         with self._explain_write_errors():
             if isinstance(self.path, Location):

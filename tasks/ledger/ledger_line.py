@@ -109,7 +109,7 @@ TRIAL_FORMS: Forms = {"asked": TypeAdapter(AskedTrial), "reported": TypeAdapter(
 
 
 def check_version(data: Any, path: object) -> None:
-    """Raise ConfigurationError if a newer version of rlm-batch wrote the data; ValueError if none did."""
+    """Raise ConfigurationError for data of a newer version of rlm-batch, and ValueError for data without a version."""
     version = data.get("version") if isinstance(data, dict) else None  # type: ignore[reportUnknownMemberType]
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise ValueError("no version")

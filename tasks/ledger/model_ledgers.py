@@ -124,7 +124,9 @@ def _read_answer(position: LinePosition | None, key: str) -> str | None:
     if position is None:
         return None
     line = parse_form(read_raw_line(position), position.part, ANSWER_FORMS)
-    return line.answer if line is not None and line.key == key else None
+    if line is None or line.key != key:
+        return None
+    return line.answer
 
 
 class TranscriptLedger(ModelLedger):

@@ -99,7 +99,9 @@ class ResultIndex(PartIndex):
         """Return the line of a succeeded execution with that key, if a ledger still has it."""
         position = self.find_position(key)
         line = None if position is None else read_line(position)
-        return line if line is not None and line.key == key and line.is_success else None
+        if line is None or line.key != key:
+            return None  # The ledger was deleted or changed since the last refresh.
+        return line if line.is_success else None
 
 
 def _read_success_keys(part: Path, offset: int) -> Iterator[tuple[str | None, LinePosition]]:
@@ -125,21 +127,23 @@ class ResultCache:
 
         Call this once for each execution.
         """
-        line = self.lines.pop(execution.key, None)
-        outcome = None if line is None else line.to_outcome()
-        if isinstance(outcome, Result) and should_take(outcome):
-            is_latest = self.latest_keys.get(execution.index, execution.key) == execution.key
-            if not is_latest and execution.place == NO_PLACE:
-                # Another job has run on the ledger since. Reports would take its outcome of this index.
+        own_line = self.lines.pop(execution.key, None)
+        if own_line is not None:
+            outcome = own_line.to_outcome()
+            if isinstance(outcome, Result) and should_take(outcome):
+                is_latest = self.latest_keys.get(execution.index, execution.key) == execution.key
+                if not is_latest and execution.place == NO_PLACE:
+                    # Another job has run on the ledger since. Reports would take its outcome of this index.
+                    self._write_to_own_ledger(execution, outcome)
+                return outcome
+            if isinstance(outcome, Failure) and not is_interruption(outcome.error, outcome.meta):
+                execution.failed_at = own_line.written_at
+        indexed_line = None if self.index is None else self.index.find_result(execution.key)
+        if indexed_line is not None:
+            outcome = indexed_line.to_outcome()
+            if isinstance(outcome, Result) and should_take(outcome):
                 self._write_to_own_ledger(execution, outcome)
-            return outcome
-        if line is not None and isinstance(outcome, Failure) and not is_interruption(outcome.error, outcome.meta):
-            execution.failed_at = line.written_at
-        line = None if self.index is None else self.index.find_result(execution.key)
-        outcome = None if line is None else line.to_outcome()
-        if isinstance(outcome, Result) and should_take(outcome):
-            self._write_to_own_ledger(execution, outcome)
-            return outcome
+                return outcome
         return None
 
     def _write_to_own_ledger(self, execution: Execution, result: Result) -> None:

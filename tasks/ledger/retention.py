@@ -57,29 +57,37 @@ def list_old_folders(root: Path, cache: Path, before: float) -> Iterator[OldFold
     """
     for record in reversed(read_known_runs(root).list_latest()):
         path = Path(record.results_path)
-        if path.parent != root or record.began >= before or (record.ended or 0.0) >= before:
+        is_recent = record.began >= before or (record.ended or 0.0) >= before
+        if is_recent or path.parent != root:
             continue
         if path.is_symlink():
             yield KeptFolder(path, "it is a link")
             continue
         size_bytes, changed_at = _measure(path)
-        if changed_at < before:
-            reason = _find_reason_to_keep(path)
-            yield KeptFolder(path, reason) if reason else OldFolder(root, path, changed_at, size_bytes, record)
+        if changed_at >= before:
+            continue
+        foreign_name = _find_foreign_name(path)
+        if not _is_idle(path):
+            yield KeptFolder(path, "a run uses it")
+        elif foreign_name is not None:
+            yield KeptFolder(path, f"rlm-batch did not write {foreign_name!r} in it")
+        else:
+            yield OldFolder(root, path, changed_at, size_bytes, record)
     for path, used_at in list_cached_folders():
-        if used_at < before:
-            size_bytes, _ = _measure(path)
-            is_used = not _is_idle(path)
-            yield KeptFolder(path, "a run uses it") if is_used else OldFolder(cache, path, used_at, size_bytes)
+        if used_at >= before:
+            continue
+        size_bytes, _ = _measure(path)
+        if _is_idle(path):
+            yield OldFolder(cache, path, used_at, size_bytes)
+        else:
+            yield KeptFolder(path, "a run uses it")
 
 
-def _find_reason_to_keep(ledger: Path) -> str | None:
-    """Return why a ledger must stay: a run uses it, or it has files of another origin."""
-    if not _is_idle(ledger):
-        return "a run uses it"
+def _find_foreign_name(ledger: Path) -> str | None:
+    """Return the name of a file in a ledger's folder that rlm-batch did not write; None if there is none."""
     for name in os.listdir(ledger):
         if not any(fnmatch.fnmatch(name, pattern) for pattern in LEDGER_NAMES):
-            return f"rlm-batch did not write {name!r} in it"
+            return name
     return None
 
 
@@ -124,7 +132,8 @@ def remove_remains(root: Path, cache: Path, before: float) -> None:
     records = [path for path in root.glob(PATTERN) if path.stem.removeprefix("run-") not in existing_ids]
     parameters = [path for path in get_spill_directory().glob("*") if SPILLED_FILE.fullmatch(path.name)]
     for path in records + parameters:
-        if not path.is_symlink() and path.is_file() and path.lstat().st_mtime < before:
+        is_own_file = path.is_file() and not path.is_symlink()
+        if is_own_file and path.lstat().st_mtime < before:
             path.unlink(missing_ok=True)
 
 

@@ -81,7 +81,7 @@ class ReportSpec:
         }
 
     def is_feasible(self, fields: Mapping[str, Any]) -> bool:
-        """Return whether each constraint's field is a number of at most 0, or False."""
+        """Return whether the field of each constraint is at most 0. False counts as 0."""
         for name in self.constraints:
             value = fields.get(name)
             if not isinstance(value, (int, float)) or not value <= 0:  # NaN is not feasible.
@@ -151,7 +151,7 @@ class RunRecord:
                 write_file(root / f"run-{self.id}.json", data)
 
     def get_status(self) -> Literal["ended", "running", "killed"] | None:
-        """Return "killed" if the process of an unfinished run has gone, or None if this machine cannot know."""
+        """Return whether the run has ended, is running, or was killed. Return None if this machine cannot know."""
         if self.ended is not None:
             return "ended"
         path = parse_location(self.results_path)
@@ -201,9 +201,9 @@ class KnownRuns:
         return list(latest.values())
 
     def find(self, text: str) -> RunRecord:
-        """Return the latest start of the run with this id or name, or with an id, name or path that begins so.
+        """Return the latest start of the run that has this id or name, or whose id, name or path begins with the text.
 
-        Raises ConfigurationError if there is no such run, or if those of several runs begin so.
+        Raises ConfigurationError if there is no such run, or if the text is the beginning for several runs.
         """
         path = os.path.abspath(os.path.expanduser(text)) if os.sep in text else None
         matching: dict[str, RunRecord] = {}  # the latest start by the path of the ledger

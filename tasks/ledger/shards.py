@@ -62,7 +62,7 @@ class ShardFiles:
 
     @classmethod
     def from_work_path(cls, work_path: str) -> "ShardFiles":
-        """Return the files of the attempt with this work. Raises ConfigurationError for other paths."""
+        """Return the files of the attempt whose work is at this path. Raises ConfigurationError for other paths."""
         try:
             ledger, _, job, name = work_path.rsplit("/", 3)
             shard, attempt = (int(number) for number in name.removesuffix(".jsonl").split("-"))
@@ -81,7 +81,7 @@ class ShardFiles:
         return f"{self.job}-{self.shard:05}-{self.attempt}-"
 
     def write_work(self, header: ShardHeader, executions: Iterable[Execution]) -> None:
-        """Write the work atomically. Raises OSError."""
+        """Write the work atomically. Raises OSError if the file cannot be written."""
 
         def encode_lines() -> Iterator[bytes]:
             yield _encode_json(asdict(header)).encode("ascii") + b"\n"
@@ -133,8 +133,8 @@ class OutcomeRow(NamedTuple):
 class ShardStore:
     """Executions by their numbers, and their outcomes so far.
 
-    The store has the position of each outcome in the ledger, which is read on request. Only outcomes that are in no
-    ledger are stored themselves. The methods raise sqlite3.Error if the disk is full.
+    The store has the positions of the outcomes in the ledger, from which it reads them on request. It contains only the
+    outcomes that are in no ledger. The methods raise sqlite3.Error if the disk is full.
     """
 
     def __init__(self, *, ledger: Ledger, repeats: Repeats | None = None) -> None:
@@ -178,16 +178,14 @@ class ShardStore:
         return self._database.execute(query, (start, stop, UNFINISHED)).fetchone()[0]
 
     def find_starts(self, start: int, stop: int, count: int) -> list[int]:
-        """Cut the executions from `start` up to `stop` into `count` ranges with equally many unfinished ones, or fewer.
+        """Cut the executions from `start` up to `stop` into at most `count` ranges with equally many unfinished ones.
 
         Returns the first number of each range.
         """
         size = math.ceil(self.count_unfinished(start, stop) / count)
-        query = (
-            "select number from (select number, row_number() over (order by number) - 1 as place from executions "
-            "where number >= ? and number < ? and state = ?) where place % ? = 0 order by number"
-        )
-        return [number for (number,) in self._database.execute(query, (start, stop, UNFINISHED, size))]
+        query = "select number from executions where number >= ? and number < ? and state = ? order by number"
+        numbers = self._database.execute(query, (start, stop, UNFINISHED))
+        return [number for position, (number,) in enumerate(numbers) if position % size == 0]
 
     def record_adopted(self, execution: Execution) -> None:
         """Record a result that was copied from another ledger. `record_line` gets the line of the copy later."""
@@ -237,9 +235,9 @@ class ShardStore:
         return LazyOutcomes(self, f"{FAILED}")  # type: ignore[return-value]
 
     def read_rows(self, states: str, start: int, limit: int, skip: int = 0) -> list[OutcomeRow]:
-        """Return at most `limit` rows whose number is at least `start`, in order, after the first `skip` rows.
+        """Return rows from the number `start` on, in order, without the first `skip` rows, and at most `limit` rows.
 
-        `states` is the list of their states in SQL.
+        `states` is a list in SQL of the states that the rows may have.
         """
         rows = self._database.execute(
             "select number, part, start, length, outcome from executions where number >= ? and "
