@@ -30,7 +30,8 @@ from ..tasks.ledger.ledger import Ledger
 from ..tasks.ledger.result_index import get_results_root
 from ..tasks.ledger.run_record import RunRecord, list_run_records
 from ..tasks.task_log import LineBudget, OutputLog
-from ..tasks.task_runs import DELAY_COUNT, JITTER_FACTOR, build_tags, should_retry, wait_as_requested
+from ..tasks.task_runs import DELAY_COUNT, JITTER_FACTOR, build_tags, wait_as_requested
+from .engine.failures import should_retry
 from .engine.lane import Lane, ProviderUnusable
 from .engine.run import Run, make_run
 from .inputs.conversion import check_code
@@ -49,14 +50,10 @@ async def _should_retry(own_task: Task[..., Any], run: TaskRun, state: State[Any
     """Return whether Prefect retries a failed task run. The error's type and the call's parameters decide."""
     context = TaskRunContext.get()
     parameters = {} if context is None else context.parameters
+    names = ("retry_code_errors", "idempotent")
+    options = Options(retries=own_task.retries or 0, **{name: parameters.get(name, False) for name in names})
     error = await state.result(raise_on_failure=False)  # type: ignore[misc]
-    if not should_retry(
-        error,
-        run.run_count,
-        own_task.retries or 0,
-        retry_code_errors=parameters.get("retry_code_errors", False),
-        idempotent=parameters.get("idempotent", False),
-    ):
+    if not should_retry(error, run.run_count, options):
         return False
     await wait_as_requested(error)
     return True

@@ -1,4 +1,4 @@
-"""The retries and tags of task runs, and the state of a cancelled task run."""
+"""The delays and tags of task runs, and the state of a cancelled task run."""
 
 import asyncio
 import functools
@@ -13,25 +13,11 @@ from prefect.context import TaskRunContext
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelled
 
-from ..sandbox.errors import QuotaExceeded, RlmBatchError
+from ..sandbox.errors import QuotaExceeded
 
 P = ParamSpec("P")
 DELAY_COUNT = 7  # the delays that Prefect gets: up to a minute, and it repeats the last
 JITTER_FACTOR = 0.5  # a share of the delay, so that lanes that were refused together retry at different times
-
-
-def should_retry(
-    error: BaseException, attempt: int, retries: int, *, retry_code_errors: bool, idempotent: bool
-) -> bool:
-    """Return whether to retry after an attempt, counted from 1, that ended with this error."""
-    if not isinstance(error, RlmBatchError) or attempt > retries:
-        return False
-    return {
-        "never": False,
-        "if asked": retry_code_errors,
-        "if idempotent": idempotent,
-        "always": True,
-    }[error.retry_rule]
 
 
 def get_requested_wait(error: BaseException) -> float:

@@ -25,8 +25,9 @@ from ...tasks.task_runs import (
     show_tags,
     wait_as_requested,
 )
+from ..parameters import Options
+from .failures import should_retry
 from .lane import Lane
-from .run import Run
 
 P = ParamSpec("P")
 
@@ -106,7 +107,7 @@ async def _run_remaining(lane: Lane, batch: TaskBatch) -> RlmBatchError | None:
             execution.errors.append(error)
             is_refused = isinstance(error, (QuotaExceeded, SandboxStartError))
             gets_no_sandboxes = is_refused and lane.is_start_timeout_over
-            if run.should_retry(error, len(execution.errors)):
+            if should_retry(error, len(execution.errors), run.options):
                 retried_error = error
                 if gets_no_sandboxes or isinstance(error, QuotaExceeded):
                     break  # The next execution would be refused too.
@@ -132,7 +133,7 @@ async def _attempt_execution(lane: Lane, execution: Execution) -> Result:
         try:
             execution.ended = await _run_code(lane, execution)
         except RlmBatchError as error:
-            if not is_judged(error) or lane.run.should_retry(error, execution.attempt):
+            if not is_judged(error) or should_retry(error, execution.attempt, lane.run.options):
                 raise
             execution.ended = Failure(error, error.meta or Meta())
     return await _attempt(lane, partial(lane.check, execution))
@@ -167,8 +168,8 @@ async def _attempt(lane: Lane, run: Callable[[], Awaitable[Result]]) -> Result:
                 await lane.release_while_waiting()
 
 
-def configure_task(base: Task[P, Any], run: Run, tags: set[str], per_task: int) -> Task[P, Any]:
-    """Return the task with these tags, and with the run's retries for each of its `per_task` executions."""
+def configure_task(base: Task[P, Any], options: Options, tags: set[str], per_task: int) -> Task[P, Any]:
+    """Return the task with these tags, and with the flow's retries for each of its `per_task` executions."""
 
     # This must be a function. With a partial or another callable object Prefect never retries, and does not say so.
     async def should_retry_task(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:
@@ -176,12 +177,12 @@ def configure_task(base: Task[P, Any], run: Run, tags: set[str], per_task: int) 
         attempt = 1
         if isinstance(error, RlmBatchError) and error.meta is not None:
             attempt = error.meta.attempt
-        if not run.should_retry(error, attempt):
+        if not should_retry(error, attempt, options):
             return False
         await wait_as_requested(error)
         return True
 
-    retries = run.options.retries
+    retries = options.retries
     return base.with_options(
         tags=tags,
         retries=retries * per_task,

@@ -1,4 +1,4 @@
-"""Errors of executions that the deadline or `max_failures` ended, and of flow runs with failed executions."""
+"""The consequences of failed executions: retries, the end of the flow run, and its error."""
 
 import asyncio
 import math
@@ -57,6 +57,18 @@ class StopConditions:
             f"the flow run's deadline of {self.options.deadline:g} s passed before this execution had "
             f"ended{last_error}; {describe_rerun()}, or set a longer `deadline`"
         )
+
+
+def should_retry(error: BaseException, attempt: int, options: Options) -> bool:
+    """Return whether to retry after an attempt, counted from 1, that ended with this error."""
+    if not isinstance(error, RlmBatchError) or attempt > options.retries:
+        return False
+    return {
+        "never": False,
+        "if asked": options.retry_code_errors,
+        "if idempotent": options.idempotent,
+        "always": True,
+    }[error.retry_rule]
 
 
 def raise_failures(outcomes: Outcomes, plan: Plan) -> None:

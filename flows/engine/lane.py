@@ -38,6 +38,7 @@ from ...tasks.kept_sandboxes import build_input_files
 from ...tasks.ledger.collected_files import open_temporary_folder
 from ...tasks.task_log import OutputLog
 from ...tasks.tracing import trace_execution
+from .failures import should_retry
 from .run import Run
 
 OnOutput = Callable[[str, str], None] | None
@@ -250,7 +251,7 @@ class Lane:
         closes it, because later steps may need it.
         """
         run, sandbox = self.run, self._sandbox
-        if run.keepable_count == 0 or run.should_retry(error, execution.attempt):
+        if run.keepable_count == 0 or should_retry(error, execution.attempt, run.options):
             return
         if sandbox is None or not sandbox.interpreter.is_alive or error.meta is None:
             return

@@ -34,7 +34,6 @@ from ...tasks.ledger.run_record import RunRecord
 from ...tasks.ledger.shards import ShardStore
 from ...tasks.query import QueryTracker
 from ...tasks.task_log import LineBudget, Logger
-from ...tasks.task_runs import should_retry
 from ...tasks.tracing import trace_model, trace_queries
 from ..listener import FlowListener, NotebookProgress, is_notebook
 from ..orphans import get_server_id, register_own_run
@@ -146,16 +145,6 @@ class Run:
             for settings in (access.model, *access.models.values(), self.provider):
                 mask.add_settings(settings)
             self.transcripts = TranscriptLedger(self.ledger.path, mask.build_filter(), part_prefix)
-
-    def should_retry(self, error: BaseException, attempt: int) -> bool:
-        """Return whether to retry an execution after an attempt, counted from 1, that ended with this error."""
-        return should_retry(
-            error,
-            attempt,
-            self.options.retries,
-            retry_code_errors=self.options.retry_code_errors,
-            idempotent=self.options.idempotent,
-        )
 
     async def compute_fingerprint(self) -> dict[str, Any]:
         """Return the settings on which all results depend."""

@@ -18,7 +18,6 @@ from rlm_batch import (
     DaytonaSandbox,
     DeadlineExceeded,
     Failure,
-    LocalSandbox,
     OutcomeUnknown,
     QuotaExceeded,
     Result,
@@ -28,9 +27,7 @@ from rlm_batch import (
 )
 from rlm_batch.flows.engine.execute import configure_task, execute
 from rlm_batch.flows.engine.lane import Lane
-from rlm_batch.flows.engine.run import Run
 from rlm_batch.flows.parameters import Options
-from rlm_batch.flows.plan import Plan
 
 from ...infra.execution_counter import COUNT_EXECUTION, ExecutionCounter
 from ...infra.waiting import wait_until_async
@@ -245,7 +242,6 @@ async def test_executions_in_one_task_run_are_retried_separately(counter: Execut
 
 async def test_the_retry_delay_doubles_up_to_a_minute_with_jitter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    run = Run(options=Options(retries=9), plan=Plan(total=1), provider=LocalSandbox())
-    task = configure_task(execute, run, set(), per_task=1)
+    task = configure_task(execute, Options(retries=9), set(), per_task=1)
     assert task.retry_delay_seconds == [1, 2, 4, 8, 16, 32, 60]  # Prefect repeats the last delay
     assert task.retry_jitter_factor == 0.5
