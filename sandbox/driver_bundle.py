@@ -23,7 +23,7 @@ MODULES = (
     "driver.processes", "driver.orphans", "driver.confinement", "driver.event_loop", "driver.host_wire",
     "driver.volume_commits",
     "driver.child.environment", "driver.child.submit", "driver.child.channel", "driver.child.volume",
-    "driver.child.answer_format", "driver.child.query_options", "driver.child.queries", "driver.child.displays",
+    "driver.child.answer_format", "driver.child.queries", "driver.child.displays",
     "driver.child.evaluation", "driver.child.main_module", "driver.child.forking", "driver.child.error_report",
     "driver.child.runner", "driver.child.fresh_python",
     "driver.collection", "driver.child_process", "driver.fork_server", "driver.shared_folders",

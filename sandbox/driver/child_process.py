@@ -247,7 +247,6 @@ def close_all(fds: list[int]) -> None:
 
 
 def build_child(pid: int, ours: list[int], loop: EventLoop) -> ChildProcess:
-    """Return the child of a process id and our ends of its pipes."""
     in_writes, out_reads, stdout, stderr = ours
     return ChildProcess(pid, out_reads, in_writes, {"stdout": stdout, "stderr": stderr}, loop)
 
@@ -348,7 +347,7 @@ def fork_process(run: Callable[[int, list[int], list[int]], None]) -> tuple[int,
 def leave_supervisor(ends: list[int], supervisor_fds: list[int]) -> int:
     """Detach the calling child from the supervisor, and move `ends`, the child's own descriptors, to fixed numbers.
 
-    Return the highest descriptor that may still be open and must be closed, as must all above the fixed ones.
+    Return the highest open descriptor. The caller must close all from the fixed numbers up to it.
     """
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1):

@@ -193,7 +193,6 @@ def _is_match(path: str, status: os.stat_result, steps: Steps) -> bool:
 
 
 def _describe(status: os.stat_result) -> tuple[int, ...]:
-    """Return numbers that change if the file changes."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 

@@ -55,7 +55,6 @@ class SeccompFilter:
         self.address = cast(self._struct, c_void_p).value or 0
 
     def set_pid(self, pid: int) -> None:
-        """Replace the placeholder by a process id."""
         for offset in self._pid_offsets:
             self._program[offset : offset + 4] = pid.to_bytes(4, sys.byteorder)
 
@@ -152,7 +151,7 @@ class Confinement:
             os.close(path_fd)
 
     def adopt_orphans(self, *, adopts: bool = True) -> None:
-        """Start to adopt descendants whose parent dies, in whatever session they are, or stop it."""
+        """Adopt descendants whose parent dies, in whatever session they are, or no longer adopt them."""
         self._prctl("PR_SET_CHILD_SUBREAPER", adopts)
 
     def signal_at_parent_end(self, number: int = signal.SIGTERM) -> None:

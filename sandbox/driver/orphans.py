@@ -139,8 +139,8 @@ def kill_all_children() -> str:
 def kill_descendants(pid: int, since: float) -> bool:
     """Kill a process's descendants started after `since` (CLOCK_BOOTTIME seconds); return whether all were killed.
 
-    The process reaps its own children. So dead ones do not count against the process limit, and the others may fork
-    forever: after MAX_ROUNDS this gives up.
+    Give up after MAX_ROUNDS: the process reaps its own children, so dead ones do not count against the process limit,
+    and the others may fork forever.
     """
     earliest_start = since * os.sysconf("SC_CLK_TCK") - 1
     killed: set[tuple[int, int]] = set()

@@ -74,7 +74,7 @@ def wait_for_end(pid: int, seconds: float) -> None:
 
 def list_children() -> list[int]:
     """Return the ids of this process's children, including adopted ones."""
-    # The kernel may skip children if others leave its list during the read. Only this process removes some, by reaping.
+    # The kernel may skip children if one leaves its list during the read. Only reaping, by this process, removes one.
     me = os.getpid()
     try:
         with open(f"/proc/{me}/task/{me}/children") as file:

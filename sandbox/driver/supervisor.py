@@ -38,11 +38,6 @@ if TYPE_CHECKING:
     from typing import Any, TypeGuard
 
 MAX_OUTCOME_BYTES = MAX_SUBMIT_BYTES + 256 * 1024  # bytes: a traceback, or the fields and their framing
-# Bytes of a child's frame by its kind. The reader of frames limits the other kinds.
-MAX_BODY_BYTES = {
-    "submit": MAX_SUBMIT_BYTES, "files": MAX_OUTCOME_BYTES, "value": MAX_OUTCOME_BYTES, "collect": MAX_OUTCOME_BYTES,
-    "end": MAX_OUTCOME_BYTES,
-}  # fmt: skip
 MAX_REPLIES_BYTES = 64 * 1024 * 1024  # bytes of unread replies; a child with more is killed
 SUBMIT_GRACE_SECONDS = 5.0  # time for `finally` blocks after SUBMIT; the result is already recorded
 FULL_PIPE_READS = 16  # reads that empty a full pipe
@@ -430,8 +425,8 @@ class Supervisor:
         op, execution = header.get("op"), process.execution
         if body is None or b"\n" in body or op not in process.frame_kinds:
             raise BadFrameError(f"a frame of kind {op!r} that is none of a child's")
-        max_bytes = MAX_BODY_BYTES.get(op)
-        if max_bytes is not None and len(body) > max_bytes:
+        max_bytes = MAX_SUBMIT_BYTES if op == "submit" else MAX_OUTCOME_BYTES
+        if op not in ("call", "display") and len(body) > max_bytes:
             raise BadFrameError(f"an outcome of {len(body):,} bytes")
         if op == "end" and header.get("status") == "setup" and process.executions <= 1:
             # Code may have forged this frame, so the status becomes "unconfined". The host retries only "setup".
@@ -443,7 +438,7 @@ class Supervisor:
             return  # a frame from a thread of an earlier execution
         tokens = (execution.token, execution.call_token) if op == "call" else (execution.token,)
         if header.get("token") not in tokens:
-            return  # likewise
+            return  # a frame from a thread of an earlier execution, too
         if op == "call":
             number, name = header.get("call"), header.get("name")
             if type(number) is not int or type(name) is not str:

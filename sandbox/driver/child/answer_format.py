@@ -69,13 +69,8 @@ class AnswerFormat:
 
 def _wrap(schema: dict[str, Any]) -> dict[str, Any]:
     """Return the schema of an object with the field `value`, which fits a schema. Definitions stay at the top."""
-    inner: dict[str, Any] = {}
-    definitions: dict[str, Any] = {}
-    for keyword, content in schema.items():
-        if keyword in ("$defs", "definitions"):
-            definitions[keyword] = content
-        else:
-            inner[keyword] = content
+    definitions = {keyword: schema[keyword] for keyword in ("$defs", "definitions") if keyword in schema}
+    inner = {keyword: content for keyword, content in schema.items() if keyword not in definitions}
     return {
         "type": "object", "properties": {"value": inner}, "required": ["value"], "additionalProperties": False,
         **definitions,
@@ -210,18 +205,15 @@ def _check(value: Any, schema: Any, root: dict[str, Any], place: str) -> None:
         raise ValueError(f"{place} is {_show(value)} and must be one of {_show(schema['enum'])}")
     if "const" in schema and not _are_equal(value, schema["const"]):
         raise ValueError(f"{place} is {_show(value)} and must be {_show(schema['const'])}")
-    kinds = schema.get("type", ())
-    kinds = [kinds] if isinstance(kinds, str) else kinds
-    if kinds and not any(_has_type(value, kind) for kind in kinds):
-        raise ValueError(f"{place} is {_show(value)} and must be of the type {' or '.join(kinds)}")
+    types = schema.get("type", [])
+    if isinstance(types, str):
+        types = [types]
+    if types and not any(_has_type(value, name) for name in types):
+        raise ValueError(f"{place} is {_show(value)} and must be of the type {' or '.join(types)}")
     if isinstance(value, dict):
         _check_fields(value, schema, root, place)
     elif isinstance(value, list):
-        _check_length(value, schema, "Items", place)
-        first_schemas = schema.get("prefixItems", ())
-        for i, item in enumerate(value):
-            item_schema = first_schemas[i] if i < len(first_schemas) else schema.get("items", True)
-            _check(item, item_schema, root, f"{place}[{i}]")
+        _check_items(value, schema, root, place)
     elif isinstance(value, str):
         _check_length(value, schema, "Length", place)
         if "pattern" in schema:
@@ -246,6 +238,14 @@ def _check_fields(value: dict[str, Any], schema: dict[str, Any], root: dict[str,
         if field_schema is False:
             raise ValueError(f"{place} has a field {name!r} that the schema does not have")
         _check(item, field_schema, root, f"{place}[{name!r}]")
+
+
+def _check_items(value: list[Any], schema: dict[str, Any], root: dict[str, Any], place: str) -> None:
+    _check_length(value, schema, "Items", place)
+    first_schemas = schema.get("prefixItems", ())
+    for i, item in enumerate(value):
+        item_schema = first_schemas[i] if i < len(first_schemas) else schema.get("items", True)
+        _check(item, item_schema, root, f"{place}[{i}]")
 
 
 def _check_length(value: Any, schema: dict[str, Any], unit: str, place: str) -> None:

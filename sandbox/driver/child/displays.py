@@ -67,7 +67,6 @@ class Displays:
             self._send_bundle(bundle)
 
     def show_figures(self) -> None:
-        """Display and close the open figures of pyplot."""
         pyplot: Any = MODULES.get(PYPLOT)
         if pyplot is None:
             return
@@ -186,7 +185,6 @@ def _convert(name: Any, data: Any) -> Any:
 
 
 def _is_figure(value: Any) -> bool:
-    """Return whether a value is a figure of matplotlib."""
     module: Any = MODULES.get("matplotlib.figure")
     kind: Any = getattr(module, "Figure", None)
     return isinstance(kind, type) and isinstance(value, kind)
@@ -224,7 +222,6 @@ def _describe_error(error: Exception) -> str:
 
 
 def _complain(text: str) -> None:
-    """Write a line to the code's stderr."""
     try:
         stream: Any = sys.stderr
         stream.write(f"rlm-batch: {text}\n")

@@ -30,13 +30,7 @@ get_traceback: Any = BaseException.__dict__["__traceback__"].__get__
 
 
 def describe_error(error: BaseException, file_name: str, *, is_compiled: bool) -> dict[str, Any]:
-    """Return the JSON fields of the report. May raise any exception that the error's class raises.
-
-    Args:
-        error: What the code raised.
-        file_name: File name of the code in tracebacks.
-        is_compiled: The code's compilation had succeeded before the error.
-    """
+    """Return the report's JSON fields. `file_name` is the code's name in tracebacks. Code of the error may raise."""
     line = _find_line(error, file_name, is_compiled)  # `format_traceback` shortens the traceback, so this comes first.
     try:
         message = str(error)
@@ -62,7 +56,8 @@ def _find_kind(error: BaseException, is_compiled: bool) -> str:
     for kind, name in KINDS.items():
         if isinstance(error, kind):
             return name
-    return "syntax" if not is_compiled and isinstance(error, COMPILATION_ERRORS) else "code"
+    is_syntax_error = not is_compiled and isinstance(error, COMPILATION_ERRORS)
+    return "syntax" if is_syntax_error else "code"
 
 
 def _find_line(error: BaseException, file_name: str, is_compiled: bool) -> int | None:
@@ -113,10 +108,7 @@ def _is_of_driver(trace: Any) -> bool:
 
 
 def _find_limit(error: BaseException) -> str:
-    """Return the sandbox's limit that caused an error or its direct cause, such as "memory"; empty if uncertain.
-
-    The host then names the limit's option.
-    """
+    """Return the sandbox's limit that caused an error or its direct cause, such as "memory"; empty if uncertain."""
     try:
         return _find_own_limit(error) or _find_own_limit(error.__cause__)
     except Exception:  # the code may have made the exception

@@ -122,7 +122,6 @@ def seed_generators(seed: int | None) -> None:
 
 
 def encode_descriptors(fds: list[int]) -> list[tuple[int, int, bytes]]:
-    """Return the descriptors as ancillary data of a message on a socket."""
     import _socket
 
     return [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, b"".join(fd.to_bytes(FD_BYTES, sys.byteorder) for fd in fds))]

@@ -144,7 +144,6 @@ class MainModule:
             pass  # The code has changed `linecache`, so it gets no lines.
 
     def remove_files(self) -> None:
-        """Delete the files that this process has written."""
         if self._process_id == os.getpid():
             for path in self._files:
                 try:
@@ -164,7 +163,8 @@ class MainModule:
         def get_preparation_data(name: str) -> dict[str, Any]:
             data: dict[str, Any] = prepare(name)
             if data.get("init_main_from_path") == self._path:
-                path = data["init_main_from_path"] = f"{self._path[:-3]}-start.py"
+                path = f"{self._path.removesuffix('.py')}-start.py"
+                data["init_main_from_path"] = path
                 if path not in self._files:  # The program is written once for all processes of an execution.
                     self._write(path, self._build_start_program())
             return data

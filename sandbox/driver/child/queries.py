@@ -1,26 +1,33 @@
 """The functions with which code in a sandbox queries a language model through its host."""
 
+# The values are JSON or types of any kind, which only checks at run time can tell apart.
+# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownParameterType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
 import os
+from binascii import b2a_base64
 
 from ...wire.context_shape import MAX_INLINE_CHARACTERS, describe_context
 from ...wire.frames import MAX_CALL_BYTES
-from ...wire.names import MAX_PROMPTS
+from ...wire.names import MAX_PROMPTS, add_article
 from ...wire.strict_json import NotJsonError, dumps
-from .query_options import are_lists, read_options, read_prompt
+from .answer_format import AnswerFormat
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from .answer_format import AnswerFormat
-    from .query_options import Prompt
-
+    Prompt = str | list[dict[str, Any]]
     CallHost = Callable[[str, tuple[Any, ...], dict[str, Any]], Any] | None
 
 MAX_QUERY_BYTES = MAX_CALL_BYTES - 1024  # JSON of the prompts and options of a host call, without the call's own names
+MAX_IMAGE_CHARACTERS = 3 * 1024 * 1024  # characters of the data URLs of a prompt's images
+MAX_IMAGE_BYTES = MAX_IMAGE_CHARACTERS // 4 * 3  # bytes of an image
+DOWNLOAD_SECONDS = 60.0  # seconds that an image's server may be silent
+_IMAGE_KINDS = {"png": b"\x89PNG", "jpeg": b"\xff\xd8\xff", "gif": b"GIF8"}  # first bytes by kind
 
 
 class QueryError(RuntimeError):
@@ -85,12 +92,12 @@ class QueryFunctions:
             QueryError: No model answered, or the answer does not fit `response_format`.
         """
         name = "llm_query"
-        options, answer_format = read_options(
+        options, answer_format = _read_options(
             name, response_format, model=model, system=system, images=images, temperature=temperature,
             max_tokens=max_tokens,
         )  # fmt: skip
         argument, value = _choose(name, "prompt", prompt, messages)
-        query = read_prompt(name, argument, value)
+        query = _read_prompt(name, argument, value)
         return _get_only(_ask(self._call_host, name, [query], options, answer_format))
 
     def rlm_query(self, prompt: str, context: Any = None) -> str:
@@ -103,7 +110,7 @@ class QueryFunctions:
         Raises:
             QueryError: No model answered.
         """
-        query = read_prompt("rlm_query", "prompt", prompt, takes_messages=False)
+        query = _read_prompt("rlm_query", "prompt", prompt, takes_messages=False)
         return _get_only(_ask(self._call_host, "rlm_query", [query], {"context": context}))
 
     def llm_query_batched(
@@ -133,9 +140,9 @@ class QueryFunctions:
         """
         name = "llm_query_batched"
         shared_images, images_of_prompts = images, None
-        if images and are_lists(images):
+        if images and _are_lists(images):
             shared_images, images_of_prompts = None, images
-        options, answer_format = read_options(name, response_format, images=shared_images, **options)
+        options, answer_format = _read_options(name, response_format, images=shared_images, **options)
         argument, values = _choose(name, "prompts", prompts, messages)
         queries = _read_prompts(name, argument, values, images_of_prompts)
         options["concurrency"] = concurrency
@@ -202,12 +209,11 @@ def _read_prompts(
     queries: list[Prompt] = []
     for i, prompt in enumerate(prompts):
         own_images = None if images is None else images[i]
-        queries.append(read_prompt(name, f"{argument}[{i}]", prompt, own_images, takes_messages=takes_messages))
+        queries.append(_read_prompt(name, f"{argument}[{i}]", prompt, own_images, takes_messages=takes_messages))
     return queries
 
 
 def _get_only(answers: list[Any]) -> Any:
-    """Return the answer of a query, or raise its error."""
     if isinstance(answers[0], Exception):
         raise answers[0]
     return answers[0]
@@ -223,7 +229,8 @@ def _ask_all(
 ) -> list[Any]:
     """Return the answers of a batch. Failed queries raise one error, or their errors are among the answers."""
     concurrency = options["concurrency"]
-    if concurrency is not None and (not isinstance(concurrency, int) or concurrency < 1):
+    is_number = isinstance(concurrency, int) and concurrency >= 1
+    if concurrency is not None and not is_number:
         raise ValueError(f"{name}: concurrency is {concurrency!r}: use 1 or more, or None for the default")
     if on_error not in ("raise", "return"):
         raise ValueError(f"{name}: on_error is {on_error!r}: use 'raise' or 'return'")
@@ -325,3 +332,116 @@ def _split(name: str, prompts: list[Prompt], max_bytes: int) -> list[list[Prompt
         parts[-1].append(prompt)
         part_bytes += prompt_bytes
     return parts
+
+
+def _read_options(
+    name: str, response_format: Any, *, images: Any = None, **options: Any
+) -> tuple[dict[str, Any], AnswerFormat | None]:
+    """Return the options that are not None, as the host takes and checks them, and the format of answers."""
+    answer_format = None
+    if response_format is not None:
+        answer_format = AnswerFormat(response_format)
+        options["response_format"] = answer_format.schema
+    if images is not None:
+        options["images"] = _read_images(name, images)
+    set_options = {option: value for option, value in options.items() if value is not None}
+    return set_options, answer_format
+
+
+def _are_lists(values: Any) -> bool:
+    return isinstance(values, (list, tuple)) and all(isinstance(value, (list, tuple)) for value in values)
+
+
+def _read_prompt(name: str, argument: str, prompt: Any, images: Any = None, *, takes_messages: bool = True) -> Prompt:
+    """Return a prompt for the host: a text, or a list of messages.
+
+    `argument` names the prompt in errors. Raises TypeError for other types, and the errors of `_read_images`.
+    """
+    if isinstance(prompt, str):
+        if images is None:
+            return prompt
+        messages: list[Any] = [{"role": "user", "content": prompt}]
+    elif takes_messages and isinstance(prompt, (list, tuple)) and prompt:
+        messages = [_read_message(name, f"{argument}[{i}]", message) for i, message in enumerate(prompt)]
+    else:
+        wanted = "text or a list of messages" if takes_messages else "text"
+        raise TypeError(f"{name}: {argument} is {add_article(type(prompt).__name__)}: pass a {wanted}")
+    if images is not None:
+        parts = messages[-1]["content"]
+        if isinstance(parts, str):
+            parts = [{"type": "text", "text": parts}]
+        parts += [{"type": "image_url", "image_url": {"url": url}} for url in _read_images(name, images)]
+        messages[-1]["content"] = parts
+    return messages
+
+
+def _read_message(name: str, place: str, message: Any) -> dict[str, Any]:
+    """Return the role and the content of a message, with images as data URLs. The host checks the rest."""
+    content = message.get("content") if isinstance(message, dict) else None
+    if not isinstance(content, (str, list)) or "role" not in message:
+        raise TypeError(f"{name}: {place} is no message: pass a dict such as {{'role': 'user', 'content': 'text'}}")
+    if isinstance(content, list):
+        content = [_read_part(name, part) for part in content]
+    return {"role": message["role"], "content": content}
+
+
+def _read_part(name: str, part: Any) -> Any:
+    if part["type"] != "image_url":
+        return part
+    (url,) = _read_images(name, [part["image_url"]["url"]])
+    return {"type": "image_url", "image_url": {**part["image_url"], "url": url}}
+
+
+def _read_images(name: str, images: Any) -> list[str]:
+    """Return one or more images as data URLs.
+
+    Raises TypeError for a wrong type, ValueError for a wrong format or size, and OSError if it cannot be read.
+    """
+    if isinstance(images, (str, bytes, bytearray, memoryview, os.PathLike)):
+        images = [images]
+    urls = [_read_image(name, image) for image in images]
+    if sum(map(len, urls)) > MAX_IMAGE_CHARACTERS:
+        raise ValueError(
+            f"{name}: the images of a prompt have more than {MAX_IMAGE_BYTES:,} bytes: make them smaller, or spread "
+            "them over several prompts"
+        )
+    return urls
+
+
+def _read_image(name: str, image: Any) -> str:
+    if isinstance(image, str) and image.startswith("data:"):
+        if not image.startswith("data:image/"):
+            raise ValueError(f"{name}: the data URL {image[:30]}... is no image")
+        return image
+    if isinstance(image, (bytes, bytearray, memoryview)):
+        content, source = bytes(image), "bytes"
+    elif isinstance(image, (str, os.PathLike)):
+        source = os.fspath(image)
+        with _open_image(source) as file:
+            content = file.read(MAX_IMAGE_BYTES + 1)
+    else:
+        raise TypeError(f"{name}: an image is {add_article(type(image).__name__)}: pass a path, bytes or a URL")
+    if len(content) > MAX_IMAGE_BYTES:
+        raise ValueError(f"{name}: the image {source} has more than {MAX_IMAGE_BYTES:,} bytes: make it smaller")
+    kind = _find_image_kind(content)
+    if not kind:
+        raise ValueError(f"{name}: the image {source} is not PNG, JPEG, GIF or WebP: convert it")
+    return f"data:image/{kind};base64,{b2a_base64(content, newline=False).decode()}"
+
+
+def _find_image_kind(content: bytes) -> str:
+    """Return the kind of an image that all model servers take, such as "png", or "" for other data."""
+    for kind, beginning in _IMAGE_KINDS.items():
+        if content.startswith(beginning):
+            return kind
+    is_webp = content.startswith(b"RIFF") and content[8:12] == b"WEBP"
+    return "webp" if is_webp else ""
+
+
+def _open_image(source: Any) -> Any:
+    """Open a file or a web address. The sandbox downloads it, so its limits on the network hold."""
+    if not str(source).startswith(("http://", "https://")):
+        return open(source, "rb")
+    import urllib.request
+
+    return urllib.request.urlopen(source, timeout=DOWNLOAD_SECONDS)

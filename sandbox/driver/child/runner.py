@@ -400,7 +400,10 @@ class CodeRunner:
         return submit
 
     def _end_unless_current(self, number: int) -> None:
-        """End a thread of an earlier execution, and one that calls a function of the earlier execution `number`."""
+        """Raise Submitted if the calling thread, or the function that it calls, is of an earlier execution.
+
+        `number` is the function's execution.
+        """
         if number != self._channel.number or not self._channel.is_current_thread:
             raise Submitted
 

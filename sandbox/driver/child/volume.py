@@ -256,12 +256,10 @@ def _is_below(path: str, root: str) -> bool:
 
 
 def _make_partial_path(folder: str) -> str:
-    """Return a new path for a file that is being written."""
     return os.path.join(folder, f"{OWN_FILE_PREFIX}-{os.urandom(8).hex()}.partial")
 
 
 def _build_error(error: OSError, path: str) -> VolumeError:
-    """Return the error for a file or folder that could not be read."""
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
         return VolumeError(f"there is no {path!r} on the volume: list_volume() lists the files")
     return VolumeError(f"{path!r} could not be read: {error.strerror or error}")

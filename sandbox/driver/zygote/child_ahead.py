@@ -53,13 +53,9 @@ class ChildAhead:
     """
 
     def __init__(self, runner: CodeRunner, waiting: int, user: tuple[int, int] | None, *, has_namespaces: bool) -> None:
-        """Fork the child. Raises OSError.
+        """Fork the child, which closes `waiting`, a descriptor of the caller. Raises OSError.
 
-        Args:
-            runner: The runner of its code.
-            waiting: A descriptor of the caller, which the child closes.
-            user: Ids in the child's user namespace, as for `enter_user_namespace`.
-            has_namespaces: Whether the sandbox has namespaces, so that the child enters a user namespace.
+        In a sandbox that `has_namespaces`, the child enters a user namespace with the ids of `user`.
         """
 
         def enter() -> None:

@@ -325,7 +325,6 @@ class _Zygote:
                 self._on_end(pid, status)
 
     def _on_end(self, pid: int, status: int) -> None:
-        """Handle the end of a sandbox's first process, or of the spare process."""
         if self._spare is not None and pid == self._spare.pid:
             self._spare.socket.close()
             self._spare = None
@@ -356,7 +355,6 @@ def _send_with_handle(to: socket.socket, words: bytes) -> None:
 
 
 def _send_words(status: socket.socket, words: str) -> None:
-    """Send the words to the host without waiting."""
     try:
         status.send(words.encode("utf-8", "replace"), socket.MSG_DONTWAIT)
     except OSError:

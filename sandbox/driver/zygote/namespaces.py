@@ -1,6 +1,7 @@
 """Namespaces of a sandbox, for a process that a zygote in bubblewrap forked for it.
 
-The process has the zygote's capabilities in the zygote's user namespace. The last step drops them.
+The process begins with the zygote's capabilities in the zygote's user namespace. Entering its own user namespace, the
+last step, drops them.
 """
 
 from __future__ import annotations
@@ -55,7 +56,10 @@ def fork_into_pid_namespace(own_namespace: int) -> int:
 
 
 def enter_namespaces() -> None:
-    """Put the calling process, the first of its process namespace, into other new namespaces. Raises OSError."""
+    """Put the calling process into new namespaces of all other kinds. Raises OSError.
+
+    It must be the first process of a new process namespace.
+    """
     _call("unshare", CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWNET)
     _mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
     _mount("devpts", "/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620")
@@ -74,12 +78,9 @@ def fill_python_mount(python_directory: dict[str, Any]) -> None:
 def take_folder(folders: str, request: dict[str, Any]) -> None:
     """Mount the sandbox's own folder for the calling process, and hide the other sandboxes' folders. Raises OSError.
 
-    /proc/self must be open to the process.
-
-    Args:
-        folders: Directory with the folders of all sandboxes.
-        request: ``folder``, the sandbox's name in `folders`; ``covered``, mounts that the folder's mounts would hide;
-            ``shm_bytes``; ``disk_bytes``, the size of a file system in memory that replaces the folder, or 0.
+    `folders` is the directory with the folders of all sandboxes. The request has ``folder`` (the sandbox's name in it),
+    ``covered`` (mounts that the folder's mounts would hide), ``shm_bytes`` and ``disk_bytes`` (the size of a file
+    system in memory that replaces the folder, or 0). /proc/self must be open to the process.
     """
     covered = [(os.open(path, os.O_PATH | os.O_CLOEXEC), path) for path in request["covered"]]
     folder, disk_bytes = f"{folders}/{request['folder']}", request["disk_bytes"]
