@@ -42,21 +42,17 @@ class SeccompFilter:
     INSTRUCTION_BYTES = 8
 
     def __init__(self, program: bytes) -> None:
-        self._program = bytearray(program)
-        self._pid_offsets: list[int] = []
+        self.program = bytearray(program)
+        self.pid_offsets: list[int] = []  # offsets of OWN_PID, which `confine` replaces
         offset = program.find(self.OWN_PID)
         while offset >= 0:
-            self._pid_offsets.append(offset)
+            self.pid_offsets.append(offset)
             offset = program.find(self.OWN_PID, offset + 1)
-        self._start = c_char.from_buffer(self._program)  # a reference that keeps the buffer at its address
+        self._start = c_char.from_buffer(self.program)  # a reference that keeps the buffer at its address
         # struct sock_fprog: a 16-bit number of instructions, padded to 8 bytes, and the program's address.
         count = (len(program) // self.INSTRUCTION_BYTES).to_bytes(2, sys.byteorder) + bytes(6)
         self._struct = c_char_p(count + addressof(self._start).to_bytes(8, sys.byteorder))
         self.address = cast(self._struct, c_void_p).value or 0
-
-    def set_pid(self, pid: int) -> None:
-        for offset in self._pid_offsets:
-            self._program[offset : offset + 4] = pid.to_bytes(4, sys.byteorder)
 
 
 class Confinement:
@@ -203,7 +199,9 @@ class Confinement:
         for ruleset in self.rulesets:
             self.enter_domain(ruleset)
         if self._filter is not None:
-            self._filter.set_pid(0 if has_forks else os.getpid())
+            pid = 0 if has_forks else os.getpid()
+            for offset in self._filter.pid_offsets:
+                self._filter.program[offset : offset + 4] = pid.to_bytes(4, sys.byteorder)
             self._prctl("PR_SET_SECCOMP", 2, self._filter.address)
         self.close_to_others()  # An execution opens /proc/self again.
 

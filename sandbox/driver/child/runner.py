@@ -209,7 +209,7 @@ class CodeRunner:
         self._flush()
         files = self._volume.list_written()
         if files:
-            self._channel.send({"op": "files", "token": self._channel.token}, _encode(files))
+            self._channel.send({"op": "files", "token": self._channel.token}, dumps(files).encode("utf-8", "replace"))
         self._send_end(outcome, has_exited)
         return outcome is None
 
@@ -237,7 +237,8 @@ class CodeRunner:
             seconds = own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
             header["cpu_microseconds"] = int(seconds * 1e6)
             header["peak_kib"] = max(own.ru_maxrss, children.ru_maxrss)
-        self._channel.send(header, EXITED if has_exited else _encode(outcome))
+        body = EXITED if has_exited else dumps(outcome).encode("utf-8", "replace")
+        self._channel.send(header, body)
 
     def _execute_preparation(self, body: bytes) -> None:
         """Run the code of `prepare`, with the volume's names only: the other names belong to executions."""
@@ -336,8 +337,9 @@ class CodeRunner:
         codes = parts if expression is None else [*parts, expression]
         gc.enable()
         try:
-            if any(code.co_flags & IS_COROUTINE for code in codes):
-                return self._await(codes)
+            for code in codes:
+                if code.co_flags & IS_COROUTINE:
+                    return self._await(codes)
             for part in parts:
                 exec(part, namespace)
             return None if expression is None else eval(expression, namespace)
@@ -486,7 +488,3 @@ def _show_help(*objects: Any) -> None:
     import pydoc
 
     pydoc.help(*objects)
-
-
-def _encode(value: Any) -> bytes:
-    return dumps(value).encode("utf-8", "replace")
