@@ -36,9 +36,9 @@ def print_reading(text: str) -> None:
 
 
 class ProgressDisplay(FlowListener):
-    """A listener that displays the done, failed and running executions and the remaining time, while it is a context.
+    """A listener that displays the done, failed and running executions and the remaining time.
 
-    For a run of one execution it also displays the code's output.
+    The display ends with the context of the object. A run of one execution also shows the code's output.
     """
 
     def __init__(self) -> None:

@@ -142,13 +142,12 @@ async def deploy_own(flow: Any, entry: dict[str, Any], work_pool: str | None) ->
             "bring modules with `python_path`, and data in files"
         )
     entry = {**entry, "tags": [TAG]}
-    runs_on_worker = str(entry["parameters"].get("provider", "local")).startswith(("local", "container"))
-    if flow.fn.__name__ == "reap":
-        pass  # Two of its runs at the same time do no harm.
-    elif entry["schedules"]:
-        entry["concurrency_limit"] = ONE_AT_ONCE
-    elif runs_on_worker:
-        entry["concurrency_limit"] = FOUR_AT_ONCE
+    if flow.fn.__name__ != "reap":  # Two of its runs at the same time do no harm.
+        uses_machine = str(entry["parameters"].get("provider", "local")).startswith(("local", "container"))
+        if entry["schedules"]:
+            entry["concurrency_limit"] = ONE_AT_ONCE
+        elif uses_machine:
+            entry["concurrency_limit"] = FOUR_AT_ONCE
     async with _open_client() as client:
         existing = await _read_deployment(client, f"{flow.name}/{entry['name']}")
         if existing is not None and work_pool:
@@ -156,8 +155,9 @@ async def deploy_own(flow: Any, entry: dict[str, Any], work_pool: str | None) ->
                 await client.read_work_pool(work_pool)  # For a missing pool, Prefect fails with an internal error.
             except ObjectNotFound:
                 raise ConfigurationError(f"Work pool {work_pool!r} not found.") from None
-        if not work_pool:
-            work_pool = (existing.work_pool_name if existing is not None else None) or WORK_POOL
+        if not work_pool and existing is not None:
+            work_pool = existing.work_pool_name
+        work_pool = work_pool or WORK_POOL
         await _apply(flow, entry, work_pool)
         return work_pool
 

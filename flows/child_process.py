@@ -95,9 +95,15 @@ def start_module(
 ) -> subprocess.Popen[bytes]:
     """Start a module with its arguments, in a session that Ctrl-C does not reach.
 
-    The process ends with this process, unless it `outlives` it. Its output is appended to `log`, and its working
-    directory is that of the log: Prefect and Alembic import from the working directory, and in this process's one a
-    model may have written files.
+    The working directory is that of the log. Prefect and Alembic import from the working directory, and in the one of
+    this process a model may have written files.
+
+    Args:
+        words: The module and its arguments.
+        log: The file to which the output is appended.
+        environment: The environment of the process.
+        outlives: Let the process continue when this process ends.
+        pass_fds: Open files that the process inherits.
     """
     with log.open("ab") as output:
         return subprocess.Popen(

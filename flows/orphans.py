@@ -96,16 +96,13 @@ async def find_orphans(
             runs = await read_flow_runs(client, by_run)
             for run_id, boxes in by_run.items():
                 run = runs.get(run_id)
-                reason = "its flow run was deleted" if run is None else await _find_end(client, run)
-                if run is not None and reason is None:
-                    is_seen = older_than is None and all(_is_owner_alive(info) for info in boxes)
-                    silence = 0.0 if is_seen else await _measure_silence(client, run, boxes, now)
-                    if older_than is not None and silence > older_than:
-                        reason = f"{_describe_state(run)}, and has been silent for more than {older_than:,.0f} s"
-                    else:
-                        about = f"silent for {silence:,.0f} s: `--older-than SECONDS` removes those of silent runs"
-                        left.append(_describe_left(f"flow run {run.name}", boxes, about))
-                if reason is not None:
+                if run is None:
+                    reason, stays = "its flow run was deleted", ""
+                else:
+                    reason, stays = await _judge_run(client, run, boxes, older_than, now)
+                if reason is None:
+                    left.append(stays)
+                else:
                     reasons |= {info.id: reason for info in boxes}
     for (owner, _process), boxes in by_owner.items():
         hours = max(0.0, max(info.expires for info in boxes) - now) / 3600
@@ -126,14 +123,21 @@ def _find_own_reason(info: SandboxInfo, now: float) -> str | None:
     return None
 
 
-async def _find_end(client: PrefectClient, run: FlowRun) -> str | None:
-    """Return a phrase if a flow run, or its caller in the same process, has ended; else None."""
+async def _judge_run(
+    client: PrefectClient, run: FlowRun, boxes: list[SandboxInfo], older_than: float | None, now: float
+) -> tuple[str | None, str]:
+    """Return why the sandboxes of a flow run are unused; or else None, and a sentence on why they stay."""
     if run.state is None or run.state.is_final():
-        return _describe_state(run)
+        return _describe_state(run), ""
     caller = await _find_outermost_caller(client, run)
     if caller is not None and caller.state is not None and caller.state.is_final():
-        return f"the flow run that called its own is {caller.state.name}"
-    return None
+        return f"the flow run that called its own is {caller.state.name}", ""
+    is_seen = older_than is None and all(_is_owner_alive(info) for info in boxes)
+    silence = 0.0 if is_seen else await _measure_silence(client, run, boxes, now)
+    if older_than is not None and silence > older_than:
+        return f"{_describe_state(run)}, and has been silent for more than {older_than:,.0f} s", ""
+    about = f"silent for {silence:,.0f} s: `--older-than SECONDS` removes those of silent runs"
+    return None, _describe_left(f"flow run {run.name}", boxes, about)
 
 
 def describe_kept(provider: SandboxProvider, info: SandboxInfo) -> str:
