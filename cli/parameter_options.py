@@ -301,16 +301,19 @@ def _make_parameter_option(
 ) -> inspect.Parameter:
     description = _describe(parameter)
     is_list = _is_list(reader.kind)
-    details = Parameter(
-        help=_write_help(form.help or description, is_list),
-        metavar=form.metavar or reader.metavar or _name_value(parameter.name, reader.kind, description),
-        show_default=False if parameter.default is False or parameter.default == "" else None,
-        show_choices=not form.metavar,
-        # An option that is off by default needs no negative form.
-        negative=() if is_list or parameter.default is False else None,
-        # In a grid and a space, the word none is an error.
-        converter=_read_words if is_list and form.form not in ("grid", "space") else None,
-    )
+    settings: dict[str, Any] = {
+        "help": _write_help(form.help or description, is_list),
+        "metavar": form.metavar or reader.metavar or _name_value(parameter.name, reader.kind, description),
+        "show_choices": not form.metavar,
+    }
+    is_off = parameter.default is False
+    if is_off or parameter.default == "":
+        settings["show_default"] = False
+    if is_off or is_list:  # An option that is off by default needs no negative form.
+        settings["negative"] = ()
+    if is_list and form.form not in ("grid", "space"):  # There, the word none is an error.
+        settings["converter"] = _read_words
+    details = Parameter(**settings)
     default = None if parameter.default == {} else parameter.default
     return _make_option(OPTIONS_BY_PARAMETER.get(parameter.name, parameter.name), reader.kind, details, default)
 

@@ -58,7 +58,9 @@ class ProgressDisplay(FlowListener):
         )
         self._task = self._progress.add_task("starting", total=None, counts="")
         self.spec = ReportSpec()
-        self._total = self._done = self._failed = self._skipped = self._unfinished = self._cached = self._pruned = 0
+        self._total = self._done = self._failed = self._cached = self._pruned = 0
+        self._skipped = 0  # executions that did not run, which do not count as failed
+        self._unfinished = 0  # failed executions that did not run to the end
         self._running: set[int] = set()
         self._started_at = self._printed_at = time.monotonic()
         self.results_path = self.run_name = ""
