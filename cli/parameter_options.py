@@ -256,7 +256,8 @@ def _read_parameters(
                 f"--isolation needs the provider local, and --provider is {provider}: leave --isolation out"
             )
         values["provider"] = f"local:{isolation}"
-    return values | _read_objectives(values.pop("minimize", None) or [], values.pop("maximize", None) or [])
+    minimize, maximize = values.pop("minimize", None), values.pop("maximize", None)
+    return values | _read_objectives(minimize or [], maximize or [])
 
 
 def __getattr__(name: str) -> Callable[..., int]:

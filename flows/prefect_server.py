@@ -144,7 +144,7 @@ async def _run_in_thread(function: Callable[[], T]) -> T:
 async def _use_server(
     server: "ServerProcess | SharedServer", ui_url: str | None, find_results_path: Callable[[], str | None]
 ) -> AsyncIterator[None]:
-    """Use a server in the context, whose code is cancelled when the server's process ends.
+    """Use a server in the context. When the server's process ends, the code in the context is cancelled.
 
     Raises:
         ConfigurationError: The server fails, or its process ends.
@@ -152,20 +152,14 @@ async def _use_server(
     from prefect.events.clients import PrefectEventsClient
     from prefect.events.worker import EventsWorker
 
-    async def cancel_at_end_of_server() -> None:
-        while server.poll() is None:  # noqa: ASYNC110 - nothing wakes this at a process's end
-            await asyncio.sleep(POLL_INTERVAL_SECONDS)
-        settings.client.max_retries = 0  # Prefect's clients would retry for a minute.
-        ending.reschedule(asyncio.get_running_loop().time())
-
     EventsWorker.set_client_override(
         PrefectEventsClient, api_url=server.url, reconnection_attempts=RECONNECTION_ATTEMPTS
     )
     watching: asyncio.Task[None] | None = None
     try:
         with use_settings(server.url, server.auth, ui_url or "") as settings:
-            async with _open_clients(), asyncio.timeout(None) as ending:
-                watching = asyncio.create_task(cancel_at_end_of_server())
+            async with _open_clients(), asyncio.timeout(None) as timeout:
+                watching = asyncio.create_task(_cancel_at_end(server, settings, timeout))
                 yield
     except RlmBatchError:
         raise
@@ -178,6 +172,16 @@ async def _use_server(
         if watching is not None:
             watching.cancel()
         EventsWorker.set_client_override(None)
+
+
+async def _cancel_at_end(
+    server: "ServerProcess | SharedServer", settings: "Settings", timeout: asyncio.Timeout
+) -> None:
+    """Wait until the server's process ends, and then let the code in the context of `timeout` time out."""
+    while server.poll() is None:  # noqa: ASYNC110 - nothing wakes this at a process's end
+        await asyncio.sleep(POLL_INTERVAL_SECONDS)
+    settings.client.max_retries = 0  # Prefect's clients would retry for a minute.
+    timeout.reschedule(asyncio.get_running_loop().time())
 
 
 def is_server_failure(error: Exception) -> bool:
