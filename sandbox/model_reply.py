@@ -334,18 +334,21 @@ class _Fences:
         return block
 
     def find_block(self, offset: int) -> Block | None:
-        """Return the first block that begins at the offset or later. A fence directly around another is ignored."""
+        """Return the first block that begins at the offset or later, without a fence that only wraps another."""
         text = self._text
         opening = OPENING_FENCE.search(text, offset)
         while opening is not None:
-            start = min(opening.end() + 1, len(text))
-            inner = OPENING_FENCE.match(text, BLANK_LINES.match(text, start).end())  # type: ignore[reportOptionalMemberAccess]
             if not _is_opening(opening):
                 opening = OPENING_FENCE.search(text, opening.end())
-            elif inner is not None and inner["tag"] and self._is_wrapper(opening, inner):
+                continue
+            start = min(opening.end() + 1, len(text))
+            first_line = BLANK_LINES.match(text, start)
+            assert first_line is not None  # The pattern matches any text.
+            inner = OPENING_FENCE.match(text, first_line.end())
+            if inner is not None and inner["tag"] and self._is_wrapper(opening, inner):
                 opening = inner
             else:
-                tag = opening["tag"].strip("{.}")
+                tag = opening["tag"].strip("{.}")  # Pandoc writes {.python}.
                 may_be_python = not tag or PYTHON_TAG.match(tag) is not None
                 end, after = self._find_end(start, opening["mark"], is_code=may_be_python)
                 return Block(opening.start("mark"), start, end, after, tag)

@@ -125,9 +125,9 @@ class PipeTransport:
         return pending
 
     def forget_context(self, context: str) -> bool:
-        """End a context; the next execution under its name starts fresh. Return False while an execution is running.
+        """End a context, so that the next execution under its name starts fresh.
 
-        Raise SandboxLost if the sandbox is gone.
+        Return False, and do nothing, while an execution is running. Raise SandboxLost if the sandbox is gone.
         """
         if not self._execute_lock.acquire(blocking=False):
             return False

@@ -98,7 +98,10 @@ class PendingExecution:
         """Return True if the driver has sent everything: the end, and the collected files if it collects any."""
         if self.end is None:
             return False
-        return self.collected is None or self.collected.has_ended or self.end[0].get("collects") is not True
+        if self.collected is None or self.collected.has_ended:
+            return True
+        header, _ = self.end
+        return header.get("collects") is not True  # otherwise, collected files follow
 
     def end_collection(self) -> None:
         """Accept no more collected files. The result reports a loss if the execution was not over."""

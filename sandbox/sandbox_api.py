@@ -48,9 +48,14 @@ class Sandbox(ABC):
 
     @abstractmethod
     async def connect(self, receive: Callable[[bytes], None], closed: Callable[[str], None]) -> Channel:
-        """Start the driver. `receive` gets the driver's bytes; `closed` gets the reason for the end of the connection.
+        """Start the driver.
 
-        Both are called on the caller's event loop. Raise SandboxStartError.
+        Args:
+            receive: Called on the caller's event loop with the driver's bytes.
+            closed: Called on the caller's event loop with the reason for the end of the connection.
+
+        Raises:
+            SandboxStartError: The driver could not be started.
         """
 
     async def attach(self) -> tuple[int, int] | None:

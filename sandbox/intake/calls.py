@@ -120,7 +120,7 @@ class CallLimit:
             self._wake_all()
 
     def end(self) -> None:
-        """Wake the waiting calls of an execution that no longer needs their answers."""
+        """Record that the execution needs no further answers, and wake its waiting calls."""
         self.has_ended = True
         if self._wakes:
             self._wake_all()

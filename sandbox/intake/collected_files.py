@@ -74,7 +74,7 @@ class CollectedFiles:
         # A full queue blocks the caller: the disk is slower than the sandbox.
         self._bodies: Queue[bytes | None] = Queue(MAX_UNWRITTEN_BYTES // MAX_BODY_BYTES)
         self._thread: threading.Thread | None = None
-        self._steps = [parse_pattern(pattern) for pattern in patterns]
+        self._patterns = [parse_pattern(pattern) for pattern in patterns]
         self._folder = None if folder is None else Path(folder).absolute()
         self._root: int | None = None  # file descriptor of the folder
         self._known_paths: set[str] = set()
@@ -157,12 +157,13 @@ class CollectedFiles:
 
     def _begin_file(self, path: str) -> None:
         self._drop_file()
-        is_expected = not find_path_problem(path) and matches(path, self._steps) and path not in self._known_paths
+        if find_path_problem(path) or path in self._known_paths or not matches(path, self._patterns):
+            raise ValueError("a path that our drivers do not send")
         self._known_paths.add(path)
         self._known_directories.update(list_directories(path))
         has_too_many_files = len(self._known_paths) > MAX_COLLECTED_FILES
-        if not is_expected or has_too_many_files or len(self._known_directories) > MAX_COLLECTED_DIRECTORIES:
-            raise ValueError("a path that our drivers do not send")
+        if has_too_many_files or len(self._known_directories) > MAX_COLLECTED_DIRECTORIES:
+            raise ValueError("more files than our drivers send")
         self._path = path
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         self._file = os.fdopen(os.open(self._partial_name, flags, 0o666, dir_fd=self._open_root()), "wb")

@@ -26,10 +26,8 @@ class Reports:
         self._should_prune = should_prune
 
     async def add(self, value: float | str, step: int) -> bool:
-        """Record a value and return True if the execution should end. Raises ValueError for an invalid report.
-
-        This is a coroutine so that it runs on the event loop; plain functions run in a thread.
-        """
+        """Record a value and return True if the execution should end. Raises ValueError for an invalid report."""
+        # This is a coroutine because a plain function would run in a thread.
         if type(step) is not int or not 0 <= step <= MAX_STEP:
             raise ValueError("the step of a report is a whole number from 0 to 2**53")
         if type(value) not in (int, float) and value not in NONFINITE:

@@ -123,7 +123,8 @@ def find_parameters(code: Any) -> FunctionParameters | None:
 
 def _build_definition(function: Callable[..., Any], tools: Collection[str]) -> tuple[str, FunctionParameters]:
     """Return the source of the function, and its parameters. Raises ConfigurationError."""
-    name, plain = _check_kind(function)
+    name = getattr(function, "__qualname__", None) or type(function).__qualname__
+    plain = _check_kind(name, function)
     text = _read_source(name, plain)
     parameters = inspect.signature(plain).parameters
     for parameter in parameters.values():
@@ -153,9 +154,8 @@ def _refuse(name: str, reason: str) -> ConfigurationError:
     return ConfigurationError(f"the function {name} cannot be sent to a sandbox: {reason}")
 
 
-def _check_kind(function: Any) -> tuple[str, FunctionType]:
-    """Return the function's name, and the function. Raises ConfigurationError if it is not a plain function."""
-    name = getattr(function, "__qualname__", None) or type(function).__qualname__
+def _check_kind(name: str, function: Any) -> FunctionType:
+    """Return the function. Raises ConfigurationError if it is not a plain function."""
     if not isinstance(function, FunctionType) or hasattr(function, "__wrapped__"):
         kind = add_article(type(function).__name__)
         raise _refuse(name, f"it is {kind}, or decorated. Pass a plain function, without decorators")
@@ -164,7 +164,7 @@ def _check_kind(function: Any) -> tuple[str, FunctionType]:
     if function.__code__.co_freevars:
         outer = ", ".join(function.__code__.co_freevars)
         raise _refuse(name, f"it is a closure: it uses {outer} of the function around it. Make that a parameter")
-    return name, function
+    return function
 
 
 def _read_source(name: str, function: FunctionType) -> str:
@@ -202,8 +202,9 @@ def _find_foreign_global(text: str, provided: Collection[str], function: Functio
     used_names: list[str] = []
     assigned_names: set[str] = set()
     tables = [symtable.symtable(text, "<code>", "exec")]
-    for table in tables:
-        tables += table.get_children()  # The loop comes to them, too.
+    while tables:
+        table = tables.pop(0)
+        tables += table.get_children()
         for symbol in table.get_symbols():
             is_global = symbol.is_global() or table.get_type() == "module"
             if is_global and symbol.is_referenced():
@@ -219,13 +220,14 @@ def _find_foreign_global(text: str, provided: Collection[str], function: Functio
 def _is_known(name: str, provided: Collection[str], function: FunctionType) -> bool:
     """Return True if a global name means the same in the sandbox: it is `provided` there, or one of Python's names."""
     is_of_module = name in function.__globals__
-    if name in provided:
-        return not is_of_module or name not in PROVIDED_NAMES  # A tool may have the name of a global of the module.
-    if not hasattr(builtins, name):
-        return False
-    value = function.__globals__.get(name)
+    is_tool = name in provided and name not in PROVIDED_NAMES
+    if is_tool:  # It may have the name of a global of the module.
+        return True
+    if not is_of_module:
+        return name in provided or hasattr(builtins, name)
+    value = function.__globals__[name]
     plain_value = getattr(value, "__wrapped__", value)  # Notebooks wrap Python's `open`.
-    return not is_of_module or plain_value is getattr(builtins, name)
+    return name not in provided and hasattr(builtins, name) and plain_value is getattr(builtins, name)
 
 
 def _explain_global(name: str, function: FunctionType) -> str:

@@ -83,7 +83,7 @@ class AsyncInterpreter(BaseInterpreter[Coroutine[Any, Any, "Result"]]):
             return None
         if self._shared_queries is not None:
             return self._shared_queries
-        depth = 1 if self._shares_limits else 0
+        depth = int(self._shares_limits)  # Shared limits belong to a recursive model's code.
         queries = self._make_queries(interpreter, depth)
         queries.numbers = (next(self._query_numbers),)  # unique per execution, unlike the seed's index
         if self._shares_limits:

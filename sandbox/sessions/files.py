@@ -40,8 +40,8 @@ async def download_file(sandbox: Sandbox, path: str) -> bytes:
 def _check_path(path: str) -> None:
     is_text = isinstance(path, str)  # type: ignore[reportUnnecessaryIsInstance]
     parts = PurePosixPath(path).parts if is_text else ()
-    leaves_folder = parts[:1] == ("/",) or ".." in parts
-    if not parts or leaves_folder or "\0" in path:
+    is_in_folder = parts and not path.startswith("/") and ".." not in parts
+    if not is_in_folder or "\0" in path:
         raise VolumeError(f"{path!r} is not in the sandbox's working folder: name a file in it, without '..'")
 
 

@@ -20,7 +20,8 @@ MAX_NAME_BYTES = 255
 MAX_DEPTH = 50  # nested directories; each level takes a file descriptor
 COLLECT_TIMEOUT_SECONDS = 600.0  # limit for all files of an execution: 1 GiB at 2 MB/s takes 537 s
 
-Steps = frozenset["tuple[str, ...]"]  # remaining parts of the patterns that match the path so far
+# The rests of the patterns whose beginnings match a path. The rest () means that the path matches a whole pattern.
+Steps = frozenset["tuple[str, ...]"]
 
 
 def parse_pattern(pattern: str) -> tuple[str, ...]:
@@ -52,23 +53,25 @@ def begin_steps(patterns: Iterable[tuple[str, ...]]) -> Steps:
 
 
 def take_step(steps: Steps, name: str) -> Steps:
-    """Return the steps that remain after the path enters `name`; () is one of them after a whole pattern."""
-    from fnmatch import fnmatchcase  # imported late: it imports `re`, and most sandboxes collect nothing
-
-    below: set[tuple[str, ...]] = set()
+    """Return the steps for the path with one more name."""
+    next_steps: set[tuple[str, ...]] = set()
     for step in steps:
         if not step:
             continue
-        first = step[0]
-        if is_literal(first):
-            if first == name:
-                below.add(step[1:])
-        elif not name.startswith(".") or first.startswith("."):
-            if first == "**":
-                below.add(step)
-            elif fnmatchcase(name, first):
-                below.add(step[1:])
-    return _skip_directories(below)
+        if step[0] == "**" and not name.startswith("."):
+            next_steps.add(step)
+        elif step[0] != "**" and _matches_name(name, step[0]):
+            next_steps.add(step[1:])
+    return _skip_directories(next_steps)
+
+
+def _matches_name(name: str, pattern: str) -> bool:
+    from fnmatch import fnmatchcase  # imported late: it imports `re`, and most sandboxes collect nothing
+
+    if is_literal(pattern):
+        return name == pattern
+    is_hidden = name.startswith(".") and not pattern.startswith(".")
+    return not is_hidden and fnmatchcase(name, pattern)
 
 
 def matches(path: str, patterns: Iterable[tuple[str, ...]]) -> bool:
@@ -97,13 +100,14 @@ def find_path_problem(path: str) -> str:
         return "has a name with characters that cannot be printed"
     if len(names) > MAX_DEPTH + 1:
         return f"is more than {MAX_DEPTH} directories deep"
-    if len(path.encode("utf-8")) > MAX_PATH_BYTES or any(len(name.encode("utf-8")) > MAX_NAME_BYTES for name in names):
+    has_long_name = any(len(name.encode("utf-8")) > MAX_NAME_BYTES for name in names)
+    if has_long_name or len(path.encode("utf-8")) > MAX_PATH_BYTES:
         return f"has a path of more than {MAX_PATH_BYTES:,} bytes"
     return ""
 
 
 def _skip_directories(steps: set[tuple[str, ...]]) -> Steps:
-    """Return the steps, and for each step with a leading `**` the rest of it: `**` may match no directory."""
+    """Add the steps without their leading `**`, because `**` may match no directory."""
     skipped = set(steps)
     for step in steps:
         while step and step[0] == "**":

@@ -42,7 +42,7 @@ def describe_shape(value: Any, depth: int = 3) -> str:
 
 
 def _describe_items(items: list[Any], name: str, depth: int) -> str:
-    """Return the shape of the first item, and the total size of texts, to follow the shape of a list or dict."""
+    """Describe the first item of a list or dict, and the total size if all items are texts."""
     description = ""
     if items and depth > 0:
         description = f", the {name} is {describe_shape(items[0], depth - 1)}"

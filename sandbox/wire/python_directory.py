@@ -52,17 +52,21 @@ def write_python_directory(
         OSError: A file could not be written.
     """
     if scripts is None:
-        _make_directories(folder, "bin")
+        _make_directory(folder)
+        _make_directory(f"{folder}/bin")
         link_python(f"{folder}/bin", python)
     else:
-        _make_directories(folder)
+        _make_directory(folder)
         os.symlink(scripts, f"{folder}/bin")
     configuration = CONFIGURATION.format(home=os.path.dirname(python), python=python)
     _write(f"{folder}/pyvenv.cfg", configuration.encode("utf-8", "surrogateescape"))
     if first or last or sites:
-        _make_directories(folder, *SITE_DIRECTORIES)
+        directory = folder
+        for name in SITE_DIRECTORIES:
+            directory = f"{directory}/{name}"
+            _make_directory(directory)
         line = IMPORT_LINE.format(first=ascii(list(first)), last=ascii(list(last)), sites=ascii(list(sites)))
-        _write("/".join([folder, *SITE_DIRECTORIES, IMPORT_FILE]), line.encode())
+        _write(f"{directory}/{IMPORT_FILE}", line.encode())
 
 
 def remove_python_directory(folder: str) -> None:
@@ -108,13 +112,11 @@ def link_python(folder: str, python: str) -> None:
             os.symlink(python, path)
 
 
-def _make_directories(path: str, *names: str) -> None:
-    """Create the missing directories of a path, readable for every user regardless of the umask."""
-    for name in ("", *names):
-        path = f"{path}/{name}" if name else path
-        if not os.path.isdir(path):
-            os.mkdir(path)
-            os.chmod(path, 0o755)
+def _make_directory(path: str) -> None:
+    """Create a directory if it is missing, readable for every user regardless of the umask."""
+    if not os.path.isdir(path):
+        os.mkdir(path)
+        os.chmod(path, 0o755)
 
 
 def _write(path: str, data: bytes) -> None:

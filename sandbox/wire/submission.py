@@ -96,12 +96,13 @@ def check_bundle(bundle: Any, body: bytes) -> dict[str, Any]:
     types: dict[str, Any] = bundle  # type: ignore[reportUnknownVariableType]
     if any(len(name) > MAX_TYPE_CHARACTERS for name in types):
         raise ValueError("an invalid MIME type")
-    if has_too_many_containers(types, body) or any(is_deeper(data, MAX_SUBMIT_DEPTH) for data in types.values()):
+    is_too_deep = any(is_deeper(data, MAX_SUBMIT_DEPTH) for data in types.values())
+    if is_too_deep or has_too_many_containers(types, body):
         raise ValueError("data of too many lists and dicts")
     return types
 
 
 def check_displays(count: int, size: int) -> None:
-    """Raise BadFrameError if our driver would not send so many displays, or so many bytes of displays."""
+    """Raise BadFrameError for more displays, or more bytes of displays, than our driver sends."""
     if count > MAX_DISPLAYS or size > MAX_DISPLAYS_BYTES + MAX_DISPLAYS * MAX_NOTE_BYTES:
         raise BadFrameError(f"{count:,} displays of {size:,} bytes")
