@@ -152,7 +152,7 @@ async def open_model_access(
 
 
 def name_model(model: LanguageModelSettings) -> str:
-    """Return the text by which a flow's parameter names a model: of a saved block, or of this process's model."""
+    """Return the name of a model for a flow's parameter. A model that is not saved gets a name in this process."""
     saved = getattr(model, "_block_document_name", None)
     if saved is not None:
         return f"{SLUG}/{saved}"

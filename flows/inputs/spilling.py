@@ -15,8 +15,9 @@ from .conversion import Content
 from .host_paths import read_input
 from .readers import normalize_chunk_ids
 
+CODE_LISTS = (Content.CODE, Content.STEP)
 # Contents whose lists are stored in a file.
-LISTS = (Content.CODE, Content.STEP, Content.ROWS, Content.ITEMS, Content.DATA_BY_ID)
+LISTS = (*CODE_LISTS, Content.ROWS, Content.ITEMS, Content.DATA_BY_ID)
 PARAMETER_LIMIT = 256 * 1024  # bytes of a parameter; Prefect refuses flow runs with parameters over 512 KiB in all
 SUFFIXES_OF_LISTS = (".jsonl", ".ndjson", ".json")  # Files with a list of codes or inputs.
 # Limits of Prefect's server for parameters. After one run with an integer outside this range it cannot list any
@@ -36,33 +37,37 @@ def spill_long_parameters(parameters: dict[str, Any], contents: Mapping[str, Con
     for name, value in parameters.items():
         content = contents.get(name)
         problem = _find_unstorable(name, value)
-        if content is Content.CONTEXT and value is not None:
-            data = json.dumps(value).encode()
-            if problem is None and len(data) <= PARAMETER_LIMIT:
-                continue
-            if isinstance(value, str):
-                del short[name]
-                short[f"{name}_file"] = spill_text(value)
-            else:
-                short[name] = {JSON_FILE: _write_once(data, ".txt")}
-        elif content is not None and content.is_code and isinstance(value, str):
-            if problem is not None or len(value.encode()) > PARAMETER_LIMIT:
-                short[name] = f"@{spill_text(declare_utf8(value))}"
-        elif content in LISTS and isinstance(value, (list, dict)):
-            data = _write_lines(value)
-            if problem is not None or len(data) > PARAMETER_LIMIT:
-                path = _write_once(data, ".jsonl")
-                short[name] = f"@{path}" if content.is_code else path
-        elif problem is not None:
-            raise ConfigurationError(f"{name} has {problem}, or give it in inputs, points or data")
+        data = _encode_for_file(content, value)
+        if data is None:
+            if problem is not None:
+                raise ConfigurationError(f"{name} has {problem}, or give it in inputs, points or data")
+        elif problem is None and len(data) <= PARAMETER_LIMIT:
+            continue
+        elif content is Content.CONTEXT and isinstance(value, str):
+            del short[name]
+            short[f"{name}_file"] = spill_text(value)
+        elif content is Content.CONTEXT:
+            short[name] = {JSON_FILE: _write_once(data, ".txt")}
+        elif isinstance(value, str):
+            short[name] = f"@{spill_text(declare_utf8(value))}"
+        else:
+            path = _write_once(data, ".jsonl")
+            short[name] = f"@{path}" if content in CODE_LISTS else path
     return short
 
 
-def _write_lines(value: list[Any] | dict[Any, Any]) -> bytes:
-    """Return the items of a list, or data by id, as lines of JSON."""
-    if isinstance(value, dict):
-        value = [{"id": name, "data": data} for name, data in normalize_chunk_ids(value).items()]
-    return "".join(json.dumps(item, separators=(",", ":")) + "\n" for item in value).encode("ascii")
+def _encode_for_file(content: Content | None, value: Any) -> bytes | None:
+    """Return a parameter as bytes, or None if it cannot be in a file."""
+    if content is Content.CONTEXT and value is not None:
+        return json.dumps(value).encode()
+    if content is not None and content.is_code and isinstance(value, str):
+        return value.encode()
+    if content in LISTS and isinstance(value, (list, dict)):
+        items = value
+        if isinstance(value, dict):
+            items = [{"id": name, "data": data} for name, data in normalize_chunk_ids(value).items()]
+        return "".join(json.dumps(item, separators=(",", ":")) + "\n" for item in items).encode("ascii")
+    return None
 
 
 def _find_unstorable(name: str, value: Any) -> str | None:

@@ -347,7 +347,7 @@ class Conversation:
 
 
 def _add_usage(turn: dict[str, Any], answer: Answer) -> None:
-    """Add an answer's usage and thoughts to the turn, which may have those of a summary."""
+    """Add an answer's usage and thoughts to the turn. The turn may have the usage of a summary already."""
     turn["usage"] = asdict(Usage(**turn.get("usage", {})) + answer.usage)
     if answer.thoughts:
         turn["thoughts"] = shorten(answer.thoughts)

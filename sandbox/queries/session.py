@@ -218,7 +218,8 @@ class QuerySession:
             raise
         finally:
             query.seconds = time.monotonic() - query.started_at
-            if not isinstance(sys.exception(), asyncio.CancelledError):
+            is_cancelled = isinstance(sys.exception(), asyncio.CancelledError)
+            if not is_cancelled:
                 self._end_query(query, parent, answer)
 
     def _end_query(self, query: Query, parent: Query | None, answer: str) -> None:
