@@ -176,10 +176,10 @@ class SweepParameters(Options, FlowParameters[TrialsReport]):
         search = plan_search(self.space, trials, start, self.shards, objectives=spec.objectives, **settings)
         check_search(search)
         check_variables(code, search.space.alternatives, self.options, self.repeats)
+        if report is not None and continued:
+            described = ", ".join(f"{name} {value}" for name, value in continued.items())
+            report(f"the search continues with {described}: pass other values to change that")
         if report is not None:
-            if continued:
-                described = ", ".join(f"{name} {value}" for name, value in continued.items())
-                report(f"the search continues with {described}: pass other values to change that")
             for line in search.space.describe():
                 report(line)
         return self._plan_trials(
@@ -194,13 +194,14 @@ class SweepParameters(Options, FlowParameters[TrialsReport]):
     def _plan_trials(self, code: str, points: Iterable[dict[str, Any]], count: int, **settings: Any) -> Plan:
         """Return the plan to run the code with each of `count` points. `settings` are further fields of the plan."""
         spec = self._make_spec()
+        if spec.objectives:
+            settings["check_first"] = partial(check_fields, spec, self.repeats is not None)
         return plan_items(
             CodeForEach(code, points),
             count,
             spec.with_repeats(self.repeats, count, self.aggregate),
             self.options,
             label=partial(label_execution, "trial"),
-            check_first=partial(check_fields, spec, self.repeats is not None) if spec.objectives else None,
             **settings,
         )
 

@@ -25,7 +25,7 @@ class BestTrials:
 
     @property
     def results(self) -> list[Result]:
-        """The best trials, by their numbers."""
+        """The best trials, in the order of their numbers."""
         return sorted((result for _, result in self._best), key=lambda result: result.meta.index or 0)
 
     @property

@@ -16,6 +16,7 @@ MAX_CELLS = 30  # rows, and also columns, of a heat map; more numeric values are
 GROUPED_CELLS = 20  # rows or columns of a heat map with grouped values
 MAX_BARS = 12
 MAX_AXES = 9  # axes of parallel coordinates
+AXIS_TOP, AXIS_BOTTOM = TOP + 24.0, BOTTOM + 10.0  # ends of an axis of parallel coordinates, in pixels
 MAX_LINES = 400  # lines of parallel coordinates
 MAX_NAMES = 30  # values of a variable that is not a number
 MAX_SHOWN_NAMES = 12  # names beside an axis
@@ -24,6 +25,13 @@ DOTS, RINGS = f'fill="{DOT}" fill-opacity=".75"', f'fill="none" stroke="{DOT}" s
 INFEASIBLE_RINGS = f'fill="none" stroke="{FAILURE}" stroke-opacity=".75"'
 BEST_LINE = f'stroke="{LINE}" stroke-width="2.4"'
 HALO = f' paint-order="stroke" stroke="{PAPER}" stroke-width="4"'  # keeps a label legible where lines cross it
+
+
+class PlacedValues(NamedTuple):
+    """An axis of parallel coordinates, with a value of each point."""
+
+    pixels: dict[int, float]  # the pixel of each value that is not None, by its position among the values
+    labels: list[tuple[float, str]]  # pixels and texts
 
 
 def build_charts(summary: RunSummary, importances: Importances | None = None) -> list[Chart]:
@@ -219,12 +227,11 @@ def _draw_parallel(summary: RunSummary, names: list[str]) -> list[Chart]:
     names = names[: MAX_AXES - len(spec.objectives)]
     if not names:
         return []
-    lower, upper = BOTTOM + 10.0, TOP + 24.0
     columns = [[point.variables.get(name) for point in points] for name in names]
     columns += [[point.values[number] for point in points] for number in range(len(spec.objectives))]
     axes: list[PlacedValues] = []
     for column in columns:
-        axis = _place_values(column, lower, upper)
+        axis = _place_values(column)
         if axis is None:
             return []
         axes.append(axis)
@@ -238,12 +245,16 @@ def _draw_parallel(summary: RunSummary, names: list[str]) -> list[Chart]:
         style = BEST_LINE if point.index in best else f'stroke="{DOT}" stroke-opacity="{strength:.2f}"'
         drawing.add_path(path, style)
     for x, title, axis in zip(xs, titles, axes, strict=True):
-        drawing.add_path(f"M{x:.1f} {upper}V{lower}", f'stroke="{INK}"')
-        drawing.add_text(x, lower + 24, shorten(title, 14), "middle")
-        for y, label in axis.labels:
-            drawing.add_path(f"M{x - 3:.1f} {y:.1f}h6", f'stroke="{INK}"')
-            drawing.add_text(x - 6, y + 4, label[:9], "end", size=11, more=HALO)
+        _draw_axis(drawing, x, title, axis)
     return [("every trial over its variables, the best in front", drawing.write())]
+
+
+def _draw_axis(drawing: Drawing, x: float, title: str, axis: PlacedValues) -> None:
+    drawing.add_path(f"M{x:.1f} {AXIS_TOP}V{AXIS_BOTTOM}", f'stroke="{INK}"')
+    drawing.add_text(x, AXIS_BOTTOM + 24, shorten(title, 14), "middle")
+    for y, label in axis.labels:
+        drawing.add_path(f"M{x - 3:.1f} {y:.1f}h6", f'stroke="{INK}"')
+        drawing.add_text(x - 6, y + 4, label[:9], "end", size=11, more=HALO)
 
 
 def _trace_line(points: Sequence[tuple[float, float | None]]) -> str:
@@ -258,26 +269,19 @@ def _trace_line(points: Sequence[tuple[float, float | None]]) -> str:
     return path
 
 
-class PlacedValues(NamedTuple):
-    """An axis of parallel coordinates, with a value of each point."""
-
-    pixels: dict[int, float]  # the pixel of each value that is not None, by its position among the values
-    labels: list[tuple[float, str]]  # pixels and texts
-
-
-def _place_values(values: Sequence[Any], lower: float, upper: float) -> PlacedValues | None:
-    """Return an axis with these values between two pixels. Return None for too many values that are not numbers."""
+def _place_values(values: Sequence[Any]) -> PlacedValues | None:
+    """Return an axis with these values. Return None for too many values that are not numbers."""
     present = {number: value for number, value in enumerate(values) if value is not None}
     if present and all(map(is_score, present.values())):
-        axis = Axis(min(present.values()), max(present.values()), lower, upper, room=0.02)
+        axis = Axis(min(present.values()), max(present.values()), AXIS_BOTTOM, AXIS_TOP, room=0.02)
         ticks = [(axis.at(tick), f"{tick:.4g}") for tick in axis.ticks()]
         return PlacedValues({number: axis.at(value) for number, value in present.items()}, ticks)
     names = {number: _make_label(value) for number, value in present.items()}
     distinct = sorted(set(names.values()))
     if len(distinct) > MAX_NAMES:
         return None
-    step = (lower - upper) / max(1, len(distinct))
-    pixels = {name: lower - (number + 0.5) * step for number, name in enumerate(distinct)}
+    step = (AXIS_BOTTOM - AXIS_TOP) / max(1, len(distinct))
+    pixels = {name: AXIS_BOTTOM - (number + 0.5) * step for number, name in enumerate(distinct)}
     shown = [distinct[number] for number in _thin_out(len(distinct), MAX_SHOWN_NAMES)]
     labels = [(pixels[name], name) for name in shown]
     return PlacedValues({number: pixels[name] for number, name in names.items()}, labels)

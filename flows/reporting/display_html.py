@@ -73,25 +73,35 @@ def rebuild_html(text: str) -> str:
 
 
 def _rebuild_tag(match: re.Match[str]) -> str:
-    if match["whole"]:
+    """Return a tag with the attributes that are allowed, or an empty text in the place of other markup."""
+    if match[0] == "<":
+        return "&lt;"
+    if match["whole"]:  # an element with its content
         return f"<style>{_rebuild_css(match['content'])}</style>" if match["whole"].lower() == "style" else ""
     name = (match["name"] or "").lower()
     if name not in TAGS:
-        return "&lt;" if match[0] == "<" else ""
+        return ""
     if match["slash"]:
         return f"</{name}>"
-    attributes: dict[str, str] = {}
-    for key, *values in _NAMED_VALUE.findall(match["attributes"]):
-        value = html.unescape("".join(values))
-        key = key.lower()
-        if key == "style":
-            value = _rebuild_css(value)
-        if key in ATTRIBUTES or (name == "img" and key == "src" and IMAGE_DATA.match(value)):
-            attributes.setdefault(key, value)
+    attributes = _read_attributes(name, match["attributes"])
     if name == "input" and attributes.get("type", "").lower() not in INPUT_TYPES:
         return ""
     pairs = [f'{key}="{html.escape(value)}"' for key, value in attributes.items()]
     return f"<{' '.join([name, *pairs])}>"
+
+
+def _read_attributes(tag: str, text: str) -> dict[str, str]:
+    """Return the allowed attributes of a tag. Of two with one name the first counts, as in a browser."""
+    attributes: dict[str, str] = {}
+    for key, *values in _NAMED_VALUE.findall(text):
+        value = html.unescape("".join(values))
+        key = key.lower()
+        if key == "style":
+            value = _rebuild_css(value)
+        has_image = tag == "img" and key == "src" and IMAGE_DATA.match(value)
+        if key in ATTRIBUTES or has_image:
+            attributes.setdefault(key, value)
+    return attributes
 
 
 def _rebuild_css(text: str) -> str:

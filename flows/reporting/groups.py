@@ -40,14 +40,18 @@ def aggregate_group(outcomes: Sequence[Outcome], group: int, aggregate: Aggregat
         return Failure(errors[0], meta)
     outputs: dict[str, Any] = {}
     for name, values in submitted.items():
-        present = [value for value in values if value is not None]
-        numbers = read_numbers(present)
-        if numbers:
-            outputs[name] = aggregate_numbers(numbers, aggregate)
-            outputs |= {f"{name}.{key}": value for key, value in describe_numbers(numbers).items()}
-        else:
-            outputs[name] = values[0] if all(value == values[0] for value in values) else values
+        outputs |= _aggregate_field(name, values, aggregate)
     return Result(outputs, meta)
+
+
+def _aggregate_field(name: str, values: list[Any], aggregate: Aggregate) -> dict[str, Any]:
+    """Return the fields of a group for a submitted field: one, or for numbers also the statistics."""
+    numbers = read_numbers(value for value in values if value is not None)
+    if numbers:
+        further_fields = {f"{name}.{key}": value for key, value in describe_numbers(numbers).items()}
+        return {name: aggregate_numbers(numbers, aggregate), **further_fields}
+    has_one_value = all(value == values[0] for value in values)
+    return {name: values[0] if has_one_value else values}
 
 
 def read_number(value: Any) -> float | None:

@@ -88,7 +88,7 @@ def build_report(
 
 
 def _list_only_fields(summary: RunSummary) -> list[tuple[str, str]]:
-    """Return the fields of a run's only result as texts, without cutting them; empty for several executions."""
+    """Return the fields of the result as uncut texts, if the run has a single execution."""
     if summary.done != 1 or summary.first_result is None:
         return []
     fields: list[tuple[str, str]] = []
