@@ -77,7 +77,7 @@ class QueryTracker:
         if self._tracked_count >= MAX_TRACKED_QUERIES:
             return await work()
         self._tracked_count += 1
-        if query.kind == "llm_query":
+        if query.kind == "llm_query":  # a flat query
             self._note_activity()
             answer = asyncio.ensure_future(work())
             answer.add_done_callback(self._note_activity)

@@ -112,7 +112,7 @@ def _prepare_for_glob(pattern: str) -> str:
 
 
 def _has_hidden_part(name: PurePath, pattern: str) -> bool:
-    """Return True if a part of a name begins with a dot, and no part of the pattern that begins with a dot matches."""
+    """Return True if a part of the name begins with a dot, and the pattern does not ask for it, as `.conf*/x` does."""
     hidden_patterns = [part for part in PurePath(pattern).parts if part.startswith(".")]
     for part in name.parts:
         if part.startswith(".") and not any(fnmatchcase(part, hidden) for hidden in hidden_patterns):
