@@ -43,7 +43,9 @@ async def run_command(
 async def _read_tail(stream: asyncio.StreamReader | None) -> bytes:
     """Read a stream until it ends, and return its last `MAX_OUTPUT_BYTES`."""
     data = bytearray()
-    while stream is not None and (piece := await stream.read(1 << 16)):
+    if stream is None:
+        return b""
+    while piece := await stream.read(1 << 16):
         data += piece
         if len(data) > 2 * MAX_OUTPUT_BYTES:
             del data[:-MAX_OUTPUT_BYTES]

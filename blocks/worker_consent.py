@@ -181,7 +181,8 @@ def check_repository(url: str) -> None:
     if not is_deployment_run() or REMOTE_REPOSITORY.match(url):
         return
     if url.startswith("file://"):  # Git ignores the host and decodes the rest.
-        url = unquote("/" + url.removeprefix("file://").partition("/")[2])
+        _, _, location = url.removeprefix("file://").partition("/")
+        url = unquote(f"/{location}")
     path = os.path.expanduser(url)
     _require(
         os.path.isabs(path),  # Other texts are relative paths, or names of git helpers, as in ext::

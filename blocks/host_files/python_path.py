@@ -57,7 +57,7 @@ def read_python_path(paths: Sequence[str]) -> PythonPath:
     """Read the files of these directories, which are in import order.
 
     Raises:
-        ConfigurationError: A directory cannot be read, or they exceed the limits of `ReadBudget` together.
+        ConfigurationError: A directory cannot be read, or the files together exceed the limits of `ReadBudget`.
     """
     files: dict[str, bytes] = {}
     budget = ReadBudget("python_path")

@@ -127,7 +127,10 @@ def _is_of_sandbox(process: Path, folder: Path) -> bool:
 
 
 def remove_empty_folder(folder: Path) -> bool:
-    """Remove a folder without its Python in which code left no files; return whether it is gone. It needs no thread."""
+    """Remove a folder in which code left no files, after its Python. Return whether the folder is gone.
+
+    This is fast enough for the event loop.
+    """
     try:
         for name in ("work", "tmp"):
             os.rmdir(f"{folder}/{name}")

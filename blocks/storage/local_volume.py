@@ -71,36 +71,39 @@ class LocalVolume(VolumeStore):
     def create(self) -> int | None:
         """Create the directory if it is missing, and return its group id if this process is root, else None.
 
-        Under root each sandbox has a separate user, but a sandbox must read and replace the files of an earlier one. So
-        the setgid bit passes the directory's group on to everything created in it.
-
         Raises:
             ConfigurationError: The directory cannot be created, or is a link and this process is root.
         """
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            status = self.path.stat()
-            if os.geteuid() != 0:
-                return None
-            group = status.st_gid
-            if not FIRST_GID <= group < FIRST_GID + GIDS:
-                if self.path.is_symlink():
-                    raise ConfigurationError(
-                        f"the volume {self.path} is a link to {os.path.realpath(self.path)}, which code "
-                        "could then write: create a directory instead, or mount that one"
-                    )
-                # The path determines the id, so two processes that create the volume at the same time agree.
-                digest = hashlib.sha256(os.fsencode(os.path.realpath(self.path))).digest()
-                group = FIRST_GID + int.from_bytes(digest[:3], "big")
-                os.chown(self.path, -1, group)
-            if stat.S_IMODE(status.st_mode) != 0o2770 or status.st_gid != group:
-                self.path.chmod(0o2770)
-            return group
+            return self._share_with_group() if os.geteuid() == 0 else None
         except OSError as error:
             raise ConfigurationError(
                 f"the volume {self.path} cannot be created: {error.strerror}. Set "
                 f"`volume_root` or RLM_BATCH_VOLUMES to another directory"
             ) from error
+
+    def _share_with_group(self) -> int:
+        """Give the directory a group of its own, and return the group's id. Raises ConfigurationError, OSError.
+
+        Under root each sandbox has a separate user, but a sandbox must read and replace the files of an earlier one. So
+        the setgid bit passes the directory's group on to everything created in it.
+        """
+        status = self.path.stat()
+        group = status.st_gid
+        if not FIRST_GID <= group < FIRST_GID + GIDS:
+            if self.path.is_symlink():
+                raise ConfigurationError(
+                    f"the volume {self.path} is a link to {os.path.realpath(self.path)}, which code "
+                    "could then write: create a directory instead, or mount that one"
+                )
+            # The path determines the id, so two processes that create the volume at the same time agree.
+            digest = hashlib.sha256(os.fsencode(os.path.realpath(self.path))).digest()
+            group = FIRST_GID + int.from_bytes(digest[:3], "big")
+            os.chown(self.path, -1, group)
+        if stat.S_IMODE(status.st_mode) != 0o2770 or status.st_gid != group:
+            self.path.chmod(0o2770)
+        return group
 
     async def ls(self, path: str = "") -> list[VolumeFile]:
         """List the files as `VolumeStore.ls` does, without links, which `get` refuses."""
