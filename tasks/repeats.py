@@ -99,7 +99,7 @@ def _find_uses(code: str) -> set[str]:
 
 
 def add_repeat(variables: dict[str, Any], repeat: int) -> dict[str, Any]:
-    """Return the variables with the number of the repeat. Raises ConfigurationError if they have one."""
+    """Return the variables with the number of the repeat. Raises ConfigurationError if they already have one."""
     refuse_own_repeat(variables)
     return {**variables, REPEAT: repeat}
 

@@ -42,7 +42,9 @@ class LaneExecutor:
         per_task = run.options.executions_per_task or max(1, math.ceil(run.plan.total / MAX_TASK_RUNS))
         lane_count = min(run.options.max_workers, math.ceil(run.plan.total / per_task))
         tags = build_tags(run.provider.provider_name)
-        task = configure_task(execute, run.options, tags if await has_tag_limit(tags) else set(), per_task)
+        if not await has_tag_limit(tags):
+            tags = set()
+        task = configure_task(execute, run.options, tags, per_task)
         self._batches = self._make_batches(executions, find_result, per_task)
         self._creation_lock = asyncio.Lock()
         try:

@@ -175,8 +175,11 @@ def list_run_records(ledger: PathOrLocation) -> list[RunRecord]:
 
     Raises OSError if a location cannot be read, and ConfigurationError for a record of a newer version of rlm-batch.
     """
-    mirror = LocalMirror(ledger) if isinstance(ledger, Location) else None
-    paths = ledger.glob(PATTERN) if mirror is None else mirror.refresh(PATTERN)  # type: ignore[union-attr]
+    if isinstance(ledger, Location):
+        mirror = LocalMirror(ledger)  # The copies are deleted with this object.
+        paths = mirror.refresh(PATTERN)
+    else:
+        paths = list(ledger.glob(PATTERN))
     records: list[RunRecord] = []
     for path in paths:
         record = _read_record(path)
