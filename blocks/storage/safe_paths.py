@@ -28,7 +28,7 @@ def split_path(path: str, *, may_be_empty: bool = False) -> tuple[str, ...]:
 def enter_directory_below(root: Path, names: tuple[str, ...], mode: int | None = None) -> Iterator[int]:
     """Yield a descriptor of the directory at these names below `root`, opened without following links.
 
-    With a `mode`, create missing directories with it for the owner of `root`. Raises OSError.
+    If `mode` is not None, missing directories are created with this mode and the owner of `root`. Raises OSError.
     """
     directory = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
