@@ -127,10 +127,10 @@ class Comparison:
         """Return a pair as an object for JSON. NaN and infinities are null."""
         fields: dict[str, dict[str, float | None]] = {}
         for name in self.fields:
-            values = pair.read_field(name)
-            if any(value is not None for value in values):
-                finite = [value if value is not None and math.isfinite(value) else None for value in values]
-                fields[name] = dict(zip(("a", "b", "difference"), finite, strict=True))
+            first, second, difference = pair.read_field(name)
+            if first is not None or second is not None:
+                fields[name] = {"a": _keep_finite(first), "b": _keep_finite(second)}
+                fields[name]["difference"] = _keep_finite(difference)
         line: dict[str, Any] = {"variables": pair.variables, "a": None, "b": None, "fields": fields}
         for name, side in zip("ab", pair.sides, strict=True):
             if side is not None:
@@ -140,6 +140,10 @@ class Comparison:
 
 def _format_number(number: float | None) -> str:
     return "" if number is None else format_cell(number)
+
+
+def _keep_finite(number: float | None) -> float | None:
+    return number if number is not None and math.isfinite(number) else None
 
 
 def compare_runs(first: LedgerReader, second: LedgerReader) -> Comparison:
@@ -153,11 +157,12 @@ def compare_runs(first: LedgerReader, second: LedgerReader) -> Comparison:
     first_sides, second_sides = (_read_sides(reader, has_repeats=has_repeats) for reader in (first, second))
     pairs = [Pair(side.variables, (side, second_sides.get(key))) for key, side in first_sides.items()]
     pairs += [Pair(side.variables, (None, side)) for key, side in second_sides.items() if key not in first_sides]
-    submitted: dict[str, None] = {}  # used as an ordered set
+    submitted: list[str] = []
     for side in (*first_sides.values(), *second_sides.values()):
-        submitted |= dict.fromkeys(side.numbers)
+        submitted += [name for name in side.numbers if name not in submitted]
     objectives = [item.name for spec in specs for item in spec.objectives if item.name in submitted]
-    return Comparison(pairs, list(dict.fromkeys([*objectives, *submitted])))
+    fields = list(dict.fromkeys([*objectives, *submitted]))  # each name once
+    return Comparison(pairs, fields)
 
 
 def _read_sides(reader: LedgerReader, *, has_repeats: bool) -> dict[tuple[str, int], Side]:

@@ -229,7 +229,10 @@ class StudyParameters:
         }
 
     def encode(self, variables: Mapping[str, Any], number: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the parameters of an alternative's point, or of a part of it, and the distributions of all."""
+        """Return the values of Optuna's parameters for a point, which may lack variables, and all distributions.
+
+        `number` is the number of the point's alternative.
+        """
         alternative = self._space.alternatives[number]
         params = {
             self._names[number][name]: _encode_value(parameter, variables[name])
