@@ -263,9 +263,9 @@ class ChildSource:
         self._start_file: int | None = None
 
     def apply_settings(self, settings: dict[str, Any], start_file: int | None) -> None:
-        """Confine later children by the settings. With `start_file`, code runs in a newly started Python.
+        """Confine later children by the settings. Raises OSError.
 
-        The file becomes the first descriptor after the child's fixed ones. Raises OSError.
+        With `start_file`, the descriptor of a file of `write_start_file`, their code runs in a newly started Python.
         """
         self.confinement = Confinement(settings["confinement"])
         self._settings, self._start_file = settings, start_file

@@ -139,7 +139,8 @@ class Supervisor:
                 self._stop(process, execution, "timeout")
         elif execution.interrupts_left:
             execution.interrupts_left -= 1
-            execution.set_end(KILL_GRACE_SECONDS / 2 if execution.interrupts_left else KILL_GRACE_SECONDS)
+            is_last = execution.interrupts_left == 0
+            execution.set_end(KILL_GRACE_SECONDS if is_last else KILL_GRACE_SECONDS / 2)
             send_signal(process.pid, signal.SIGINT)
         else:
             execution.set_end(KILL_GRACE_SECONDS)
