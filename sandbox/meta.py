@@ -11,7 +11,7 @@ class QuerySummary:
     Attributes:
         asked: Number of queries.
         failed: Number of queries that failed.
-        unsolved: Number of these whose models answered, but a recursive model submitted no answer within its turns.
+        unsolved: Number of failed queries whose recursive model submitted no answer within its turns.
         calls: Number of answered calls to the model, including a recursive model's own turns.
         prompt_tokens: Tokens of these calls' prompts.
         completion_tokens: Tokens of these calls' answers.

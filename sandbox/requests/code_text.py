@@ -55,7 +55,7 @@ def remove_indent(code: str) -> str:
     lines = io.StringIO(code, newline=None).readlines()
     lines_in_tokens: set[int] = set()  # numbers of lines that begin inside a token
     string_starts: list[int] = []  # lines of the f-strings around the current token
-    level = 0  # of indent
+    level = 0  # Indented statements have a level of at least 1.
     try:
         for token in tokenize.generate_tokens(iter(lines).__next__):
             kind = tokenize.tok_name[token.type]

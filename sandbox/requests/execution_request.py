@@ -138,7 +138,7 @@ class ExecutionRequest:
         self.collect = check_patterns(self.collect)
 
     def complete(self, tools: Tools, timeout: float | None, preparation: Preparation | None) -> None:
-        """Check the code and the names, set what the interpreter decides, and encode the body.
+        """Check the code and the names, set the timeout and the tools, and encode the body.
 
         Args:
             tools: The interpreter's tools.
@@ -153,18 +153,10 @@ class ExecutionRequest:
         self.timeout = resolve_timeout("timeout", self.timeout)
         query_tools = {} if self.queries is None else self.queries.tools
         self.tools = {**tools, **query_tools}
-        taken = {*PROVIDED_NAMES, *self.tools}
-        if self.queries is not None:
-            taken.update(QUERY_ERROR_NAMES)
-        encoded = self.encoded or {}
-        names = (*(self.variables or ()), *encoded)
-        code = convert_code(self.code, self.tools, names)
-        if type(code) is not str:
-            raise ConfigurationError(f"code is {add_article(type(code).__name__)}: pass the text of a Python program")
-        self.code = read_program(code)
-        for name in names:
-            check_variable_name(name, taken=taken)
-        for name, value in encoded.items():
+        variable_names = (*(self.variables or ()), *(self.encoded or ()))
+        self.code = self._read_code(variable_names)
+        self._check_variable_names(variable_names)
+        for name, value in (self.encoded or {}).items():
             if value.is_large:
                 self.files[name] = f"{OWN_FILE_PREFIX}-{uuid.uuid4().hex}.json"
         fields: dict[str, Any] = {
@@ -183,6 +175,19 @@ class ExecutionRequest:
             self.body = self._encode(fields)
         except NotJsonError as error:
             raise ConfigurationError(f"the variables or the code are not JSON and UTF-8: {error}") from None
+
+    def _read_code(self, variable_names: Collection[str]) -> str:
+        code = convert_code(self.code, self.tools, variable_names)
+        if type(code) is not str:
+            raise ConfigurationError(f"code is {add_article(type(code).__name__)}: pass the text of a Python program")
+        return read_program(code)
+
+    def _check_variable_names(self, variable_names: Collection[str]) -> None:
+        taken = {*PROVIDED_NAMES, *self.tools}
+        if self.queries is not None:
+            taken.update(QUERY_ERROR_NAMES)
+        for name in variable_names:
+            check_variable_name(name, taken=taken)
 
     def _encode(self, fields: dict[str, Any]) -> list[bytes]:
         """Return the fields and the variables as JSON, in parts. Raises NotJsonError.
