@@ -132,10 +132,11 @@ def test_an_interrupted_script_shows_its_results_path_and_can_resume(
     assert results[0].drawn < results[1].drawn, "the first was there"
 
 
-def test_the_process_ends_while_a_thread_is_in_compiled_code():
+def test_the_process_ends_while_a_thread_is_in_compiled_code_and_calls_the_functions_of_others():
     # Such a thread waits for a server when a command is interrupted early. The end of Python would abort the process.
+    # `opentelemetry-instrument` registers a function that exports the last spans.
     program = """
-import sys, threading
+import atexit, sys, threading
 from typing import Annotated
 from pydantic import BeforeValidator, TypeAdapter
 from rlm_batch.cli.main import main
@@ -146,22 +147,8 @@ def validate():
     while True:
         adapter.validate_python(range(1000))
 
-threading.Thread(target=validate, daemon=True).start()
-sys.argv = ["rlm-batch", "--version"]
-main()
-"""
-    done = run_program([sys.executable, "-c", program])
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.strip() == version("rlm-batch")
-
-
-def test_functions_registered_before_the_command_run_when_it_ends():
-    # `opentelemetry-instrument` registers such a function, which exports the last spans.
-    program = """
-import atexit, sys
-from rlm_batch.cli.main import main
-
 atexit.register(print, "exported")
+threading.Thread(target=validate, daemon=True).start()
 sys.argv = ["rlm-batch", "--version"]
 main()
 """

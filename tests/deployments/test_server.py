@@ -188,6 +188,7 @@ def test_a_missing_or_refusing_api_is_a_one_sentence_error(server: str) -> None:
         (f"http://127.1:{port}/api", "400 Bad Request: Invalid host header"),
         (f"http://127.0.0.1:{port}", "404 Not Found: Not Found"),
         ("http://no-such-host.invalid/api", ".*[Nn]ame .*"),
+        ("http://127.0.0.1:9/api", ".*onnect.*"),  # no server listens here
     ):
         said = rf"the Prefect server at {url} does not answer or refuses \({reason}\): start it; or correct"
         with temporary_settings({PREFECT_API_URL: url}), pytest.raises(ConfigurationError, match=said):
