@@ -66,9 +66,10 @@ def _check_provider(entry: ProviderEntry, provider_name: str) -> str:
         if not provider.has_credentials():
             raise ConfigurationError(entry.sign_in)
         text = await provider.check()
-        kept = sum(info.kept_until > time.time() for info in await provider.list_sandboxes())
+        kept = [info for info in await provider.list_sandboxes() if info.kept_until > time.time()]
         if kept:
-            text += f"; {kept} kept {'sandbox' if kept == 1 else 'sandboxes'} of failed executions"
+            noun = "sandbox" if len(kept) == 1 else "sandboxes"
+            text += f"; {len(kept)} kept {noun} of failed executions"
         return text
 
     return asyncio.run(check())

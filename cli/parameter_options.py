@@ -218,8 +218,9 @@ def build_flow_command(
         words_by_option = signature.bind_partial(*positional, **keywords).arguments
         action_names = [option.parameter.name for option in action_options]
         action = make_action(**{name: words_by_option[name] for name in action_names if name in words_by_option})
-        files = words_by_option.get("files", words_by_option.get("file", []))
-        files = [files] if isinstance(files, str) else list(files)
+        files = list(words_by_option.get("files", []))
+        if "file" in words_by_option:  # the argument of a flow with one file of code
+            files = [words_by_option["file"]]
         refuse_data(files, data_option)
         return action(model, files, _read_parameters(words_by_option, flow_options, settings_options))
 
