@@ -45,7 +45,7 @@ def aggregate_group(outcomes: Sequence[Outcome], group: int, aggregate: Aggregat
 
 
 def _aggregate_field(name: str, values: list[Any], aggregate: Aggregate) -> dict[str, Any]:
-    """Return the fields of a group for a submitted field: one, or for numbers also the statistics."""
+    """Return a submitted field with its value for the group, and the statistics if the values are numbers."""
     numbers = read_numbers(value for value in values if value is not None)
     if numbers:
         further_fields = {f"{name}.{key}": value for key, value in describe_numbers(numbers).items()}

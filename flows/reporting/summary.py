@@ -40,7 +40,7 @@ class Sample(list[ItemT]):
         super().__init__()
         self._limit = limit
         self.added = 0  # number of all items
-        self._stride = 1  # Every so many-th item is kept.
+        self._stride = 1  # With a stride of 4, every fourth item is kept.
 
     def add(self, item: ItemT) -> None:
         """Keep every item at first. When there are too many, keep every second, then every fourth, and so on."""

@@ -38,10 +38,10 @@ class Axis:
         self.log = not whole and low > LEAST_SPAN and high / low >= LOG_SCALE_RATIO
         low, high = self._scale(low), self._scale(high)
         has_one_value = high - low <= max(abs(high) * 1e-12, LEAST_SPAN)
-        if whole:
-            margin = 0.5 if has_one_value else 0.0
+        if has_one_value:
+            margin = 0.5 if whole else max(abs(high), 1.0) * 0.05
         else:
-            margin = max(abs(high), 1.0) * 0.05 if has_one_value else (high - low) * room
+            margin = 0.0 if whole else (high - low) * room
         self.low, self.high, self._start, self._end = low - margin, high + margin, start, end
 
     def _scale(self, value: float) -> float:
