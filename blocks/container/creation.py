@@ -78,7 +78,7 @@ async def create_container(
         stay_seconds=KEEP_SECONDS if can_stay else None,
         confinement=_build_confinement(settings, files, ready, gid),
     )
-    return ContainerHandle(settings, engine, name, ready.layers, driver_settings, command, payload)
+    return ContainerHandle(settings, engine, name, ready.layers, driver_settings, command, payload, volume)
 
 
 def _locate_volume(settings: ContainerSettings, engine: Engine, name: str) -> tuple[LocalVolume, str]:

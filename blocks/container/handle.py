@@ -10,7 +10,7 @@ from typing import Any
 from ...sandbox.driver_settings import STAY_SIGNAL, DriverSettings
 from ...sandbox.errors import RlmBatchError, SandboxLost, SandboxStartError, VolumeError
 from ...sandbox.sandbox_api import Sandbox, describe_large_file, describe_special_file
-from ..storage.local_volume import UMASK
+from ..storage.local_volume import LocalVolume
 from ..storage.safe_paths import split_path
 from .channel import ContainerChannel
 from .deletion import find_container, mark_as_kept, remove_container
@@ -28,7 +28,6 @@ LARGE_FILE_STATUS = 5
 WRITE_FILE = f"""
 import os, stat, sys
 path = sys.argv[1]
-os.umask({UMASK})
 try:
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK, 0o666), "wb") as file:
@@ -93,6 +92,7 @@ class ContainerHandle(Sandbox):
         driver_settings: DriverSettings,
         command: list[str],
         payload: Payload,
+        volume: LocalVolume | None,
     ) -> None:
         self.id = name
         self.has_network = settings.network
@@ -107,6 +107,7 @@ class ContainerHandle(Sandbox):
         self._engine = engine
         self._command = command
         self._payload = payload
+        self._volume = volume
         self._process: asyncio.subprocess.Process | None = None
         self._channel: ContainerChannel | None = None
 
@@ -134,26 +135,38 @@ class ContainerHandle(Sandbox):
         return status is None or status < 0
 
     async def upload(self, path: str, data: bytes) -> None:
-        await self._run_on_file(WRITE_FILE, path, "written", data)
+        place = self._locate(path)
+        if self._volume is not None and isinstance(place, str):
+            await self._volume.put(place, data)  # It replaces a file in one step, so that no reader sees half of it.
+        else:
+            await self._run_on_file(WRITE_FILE, str(place), path, "written", data)
 
     async def download(self, path: str, *, max_bytes: int | None = None) -> bytes:
-        return await self._run_on_file(READ_FILE, path, "read", max_bytes=max_bytes)
+        place = self._locate(path)
+        if self._volume is not None and isinstance(place, str):
+            return await self._volume.get(place, max_bytes)
+        return await self._run_on_file(READ_FILE, str(place), path, "read", max_bytes=max_bytes)
+
+    def _locate(self, path: str) -> str | PurePosixPath:
+        """Return the path relative to the volume, or else the path in the container. Raise VolumeError."""
+        if not path or "\0" in path:
+            raise VolumeError(f"{path!r} is not the path of a file")
+        if self.settings.volume is not None and PurePosixPath(path).is_relative_to(self.settings.volume):
+            return str(PurePosixPath(path).relative_to(self.settings.volume))
+        return PurePosixPath(path) if path.startswith("/") else PurePosixPath(self.settings.cwd, *split_path(path))
 
     async def _run_on_file(
-        self, program: str, path: str, action: str, data: bytes = b"", max_bytes: int | None = None
+        self, program: str, place: str, path: str, action: str, data: bytes = b"", max_bytes: int | None = None
     ) -> bytes:
         """Run a program on a file in the container and return its output. Engines cannot copy to or from a tmpfs.
 
-        `action`, such as "read", is the part of an error message that says what could not be done.
+        Errors name the file by `path`. `action`, such as "read", is the part that says what could not be done.
         """
-        if not path or "\0" in path:
-            raise VolumeError(f"{path!r} is not the path of a file")
-        absolute = path if path.startswith("/") else str(PurePosixPath(self.settings.cwd, *split_path(path)))
         limit = "" if max_bytes is None else str(max_bytes)
         failure = f"{path} could not be {action}"
         process = await asyncio.create_subprocess_exec(
             *(self._engine.program, "exec", "--interactive", self.id),
-            *("python3", "-I", "-c", program, absolute, limit),
+            *("python3", "-I", "-c", program, place, limit),
             **PIPES,
         )
         try:

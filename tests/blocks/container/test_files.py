@@ -107,6 +107,19 @@ async def test_paths_that_cannot_be_read_or_written_are_errors(container: Contai
                 await interpreter.upload(path, b"")
 
 
+async def test_a_reader_never_sees_half_of_an_upload_to_the_volume(
+    container: ContainerSandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLM_BATCH_VOLUMES", str(tmp_path))
+    provider = container.with_options({"volume_name": "v", "volume_mount_path": "/data"})
+    async with provider.interpreter() as interpreter:
+        await interpreter.upload("/data/a", b"first")
+        with (tmp_path / "v/a").open("rb") as reader:
+            await interpreter.upload("/data/a", b"second")
+            assert reader.read() == b"first"
+        assert await interpreter.sandbox.download("/data/a") == b"second"
+
+
 async def test_a_path_that_the_engine_cannot_mount_is_refused(container: ContainerSandbox, tmp_path: Path) -> None:
     for path in ("/a,b", '/a"b', "/a\nb", "/a\0b"):
         provider = container.with_options({"volume_name": "v", "volume_mount_path": path})
