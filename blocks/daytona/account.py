@@ -54,15 +54,23 @@ async def delete_sandbox(remote: daytona.AsyncSandbox, wait: bool = False) -> No
 
 
 async def delete_leftover(client: daytona.AsyncDaytona, creating: asyncio.Future[Any], name: str, wait: bool) -> None:
-    """Wait for the end of a creation that failed or was cancelled, and delete its sandbox."""
+    """Delete the sandbox of a creation that failed or was cancelled, as soon as Daytona has it."""
+    pause = 0.05
     try:
         with announce_removal(log):
-            await asyncio.gather(creating, return_exceptions=True)
-            remote = await find_sandbox(client, name, seconds=DELETE_SECONDS)
-            if remote is not None:
-                await delete_sandbox(remote, wait)
+            while True:
+                is_last_look = creating.done()
+                remote = await find_sandbox(client, name, seconds=DELETE_SECONDS)
+                if remote is not None:
+                    await delete_sandbox(remote, wait)
+                if remote is not None or is_last_look:
+                    break
+                await asyncio.wait((creating,), timeout=pause)
+                pause = min(2 * pause, 2.0)
     except daytona.DaytonaError as error:
         warn_of_leftover(name, error)
+    creating.cancel()
+    await asyncio.gather(creating, return_exceptions=True)
 
 
 def warn_of_leftover(sandbox: str, error: daytona.DaytonaError) -> None:

@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 
 import daytona
 
+from ...sandbox.errors import ConfigurationError
 from .settings import DaytonaSettings
 
 NAME_PREFIX = "rlm-batch-"  # prefix of every name that this package creates at Daytona
@@ -25,7 +26,7 @@ os.register_at_fork(after_in_child=_clients.clear)  # The child has no threads t
 
 
 def get_client(settings: DaytonaSettings) -> daytona.AsyncDaytona:
-    """Return this loop's client for the account. Raise DaytonaError without credentials."""
+    """Return this loop's client for the account. Raise ConfigurationError without credentials."""
     loop = asyncio.get_running_loop()
     key = get_account_key(settings)
     clients = _clients.setdefault(loop, {})
@@ -35,7 +36,12 @@ def get_client(settings: DaytonaSettings) -> daytona.AsyncDaytona:
     api_key, api_url, target = key[:3]
     # Following a log occupies a connection, so a limited pool would block all other calls.
     config = daytona.DaytonaConfig(api_key=api_key, api_url=api_url, target=target, connection_pool_maxsize=None)
-    client = daytona.AsyncDaytona(config)
+    try:
+        client = daytona.AsyncDaytona(config)
+    except daytona.DaytonaAuthenticationError as error:
+        raise ConfigurationError(
+            "Daytona needs an API key: set the environment variable DAYTONA_API_KEY, or api_key of a saved block"
+        ) from error
     # A separate context, so that the client does not keep its first user's context alive.
     closing = loop.create_task(_close_at_end(client), context=contextvars.Context())
     clients[key] = client, closing

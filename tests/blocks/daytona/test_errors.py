@@ -260,7 +260,9 @@ async def test_a_key_refused_twice_is_an_error_that_hides_the_key(standin: Any) 
 async def test_a_missing_key_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DAYTONA_API_KEY")
     assert not DaytonaSandbox().has_credentials()
-    with pytest.raises(ConfigurationError, match="DAYTONA_API_KEY"):
+    with pytest.raises(
+        ConfigurationError, match="Daytona needs an API key: set the environment variable DAYTONA_API_KEY"
+    ):
         await open_and_remove(DaytonaSandbox())
 
 

@@ -83,7 +83,8 @@ async def test_cancelled_creations_are_deleted_when_possible_and_the_log_warns(
     warning = "removing a sandbox that is still starting"
     await wait_until_async(lambda: warning in caplog.text, "the log warns")
     if moment == "while it starts":
-        await wait_for_call(DELETE, 3)
+        async with asyncio.timeout(60):  # before `start_timeout` ends the creations
+            await wait_for_call(DELETE, 3)
     go_on(standin)
     outcomes = await asyncio.gather(*opening, return_exceptions=True)
     assert all(isinstance(outcome, asyncio.CancelledError) for outcome in outcomes)
