@@ -77,7 +77,7 @@ class ModalChannel:
             return
         self.is_complete = True
         last_words = ""
-        with suppress(modal.exception.Error, TimeoutError):
+        with suppress(Exception):  # The client also raises errors of the network's libraries.
             async with asyncio.timeout(READ_SECONDS):
                 stderr = await self._process.stderr.read.aio()
                 last_words = stderr[-STDERR_BYTES:].decode("utf-8", "replace").strip()

@@ -1,14 +1,18 @@
 """The channel to a driver on Modal: a command's standard streams, through the buffers of Modal's client."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from grpclib.exceptions import StreamTerminatedError
 
 from rlm_batch import ModalSandbox, OutcomeUnknown
+from rlm_batch.blocks.modal.channel import ModalChannel
 
 from ...infra.execution_counter import COUNT_EXECUTION, ExecutionCounter
+from ...infra.waiting import wait_until_async
 
 pytestmark = pytest.mark.anyio
 Make = Callable[..., ModalSandbox]
@@ -62,6 +66,22 @@ async def test_a_driver_without_output_raises_outcome_unknown(
     finally:
         await interpreter.shutdown()
     assert counter.counts["x"] <= 1
+
+
+async def test_a_driver_that_ends_without_readable_last_words_closes_the_channel() -> None:
+    async def output() -> AsyncIterator[bytes]:
+        for data in ():
+            yield data
+
+    async def break_off() -> bytes:
+        raise StreamTerminatedError("Connection lost")
+
+    stderr = SimpleNamespace(read=SimpleNamespace(aio=break_off))
+    process = SimpleNamespace(stdin=SimpleNamespace(write=len), stdout=output(), stderr=stderr)
+    reasons: list[str] = []
+    channel = ModalChannel(process, b"", receive=print, closed=reasons.append, sandbox_id="sb-1")
+    await wait_until_async(lambda: bool(reasons), "the channel is closed")
+    assert (reasons, channel.is_complete) == (["its process has ended"], True)
 
 
 async def test_a_fresh_sandbox_for_one_execution_takes_five_calls(modal_sandbox: Make, modal_standin: Any) -> None:
