@@ -50,8 +50,11 @@ async def _should_retry(own_task: Task[..., Any], run: TaskRun, state: State[Any
     """Return whether Prefect retries a failed task run. The error's type and the call's parameters decide."""
     context = TaskRunContext.get()
     parameters = {} if context is None else context.parameters
-    names = ("retry_code_errors", "idempotent")
-    options = Options(retries=own_task.retries or 0, **{name: parameters.get(name, False) for name in names})
+    options = Options(
+        retries=own_task.retries or 0,
+        retry_code_errors=bool(parameters.get("retry_code_errors")),
+        idempotent=bool(parameters.get("idempotent")),
+    )
     error = await state.result(raise_on_failure=False)  # type: ignore[misc]
     if not should_retry(error, run.run_count, options):
         return False

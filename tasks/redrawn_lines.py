@@ -26,8 +26,7 @@ class RedrawnLines:
 
     def _get_last_state(self, line: str) -> str:
         """Return the text after the last carriage return that has overwritten something."""
-        last_state = line.rstrip("\r").split("\r")[-1]
-        return last_state[: self._max_characters]
+        return line.rstrip("\r").rpartition("\r")[2][: self._max_characters]
 
 
 def redraw_lines(text: str) -> list[str]:

@@ -385,7 +385,7 @@ class Lane:
         self._permit = None
         refusal = _find_refusal(start_error)
         is_misconfigured = isinstance(start_error, ConfigurationError)
-        if is_misconfigured and admission.has_opened_sandbox:
+        if refusal is None and is_misconfigured and admission.has_opened_sandbox:
             refusal = QuotaExceeded(start_error.text)
         if refusal is None:
             admission.release(permit)

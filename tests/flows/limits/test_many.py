@@ -1,6 +1,7 @@
 """Runs with many workers: they adapt to their provider's capacity, and end cleanly whenever they are stopped."""
 
 import asyncio
+import errno
 import logging
 import os
 import resource
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlm_batch import DaytonaSandbox, QuotaExceeded, batch
+from rlm_batch import ConfigurationError, DaytonaSandbox, LocalSandbox, QuotaExceeded, batch
 from rlm_batch.flows.engine.lane import Lane
 from rlm_batch.flows.engine.run import Run
 from rlm_batch.flows.parameters import Options
@@ -64,6 +65,19 @@ async def test_stopping_a_run_while_sandboxes_open_leaves_no_sandbox(daytona: An
     with pytest.raises(asyncio.CancelledError):
         await flow  # the fixture checks that no sandbox is left
     assert daytona.state()["created"] < 100
+
+
+async def test_a_lack_of_descriptors_says_the_fix_whatever_error_it_causes(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def read_files(*_: object) -> Any:
+        raise ConfigurationError("the files cannot be read") from OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("rlm_batch.blocks.local.provider.LocalProvider.open", read_files)
+    block = LocalSandbox()
+    slots = Slots(block, Admission(), logging.getLogger("slots"))
+    slots.admission.has_opened_sandbox = True
+    lane = Lane(Run(options=Options(), plan=Plan(total=1), provider=block, run_id="a run"), slots)
+    with pytest.raises(QuotaExceeded, match="ulimit -n"):
+        await lane.execute(Execution(0, "SUBMIT()", {}, "00" * 32))
 
 
 async def take_descriptors(taken: list[int]) -> None:

@@ -184,6 +184,7 @@ def test_the_task_can_be_mapped_and_submitted_in_a_sync_flow():
 
 def test_the_task_retries_listed_errors_and_code_only_on_request(tmp_path: Path):
     tries: list[str] = []
+    unset: Any = None
     attempt = LocalSandbox.open
 
     async def lose_the_first(self: LocalSandbox, labels: dict[str, str]) -> Any:
@@ -195,7 +196,7 @@ def test_the_task_retries_listed_errors_and_code_only_on_request(tmp_path: Path)
     @flow
     async def run() -> tuple[int, int]:
         quick = run_code.with_options(retries=2, retry_delay_seconds=0)
-        first = await quick("SUBMIT(y=1)", provider="local:none")
+        first = await quick("SUBMIT(y=1)", provider="local:none", idempotent=unset)
         code = "import os\ntry: os.mkdir(path)\nexcept FileExistsError: SUBMIT(y=2)\nraise OSError"
         with pytest.raises(CodeError):
             await quick(code, {"path": str(tmp_path / "once")}, provider="local:none")
