@@ -286,9 +286,7 @@ class Interpreter:
                 await self._send(frame)
             async with asyncio.timeout(protocol.compute_answer_timeout(pending)):
                 await pending.ended.wait()
-            if cancel := protocol.give_up(
-                pending
-            ):  # The code exceeded a limit. Do not wait long: it may block the wire.
+            if cancel := protocol.give_up(pending):  # The code exceeded a limit, and may block the wire.
                 sending = asyncio.create_task(self._send(cancel))
                 sending.add_done_callback(lambda task: task.cancelled() or task.exception())
                 await asyncio.wait([sending], timeout=REFUSED_GRACE_SECONDS)

@@ -431,7 +431,7 @@ def _describe_unfinished(body: bytes) -> str:
     reason = _read_output(body)
     if reason == "":
         return ""
-    return f"not all of its files were collected: {reason}"
+    return f"not all of its files were collected: {reason or 'its driver does not say why'}"
 
 
 def encode_value(name: str, value: Any) -> bytes:

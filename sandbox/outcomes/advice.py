@@ -29,8 +29,8 @@ NO_NETWORK = re.compile(
 DISTRIBUTIONS = {
     "attr": "attrs", "Bio": "biopython", "bs4": "beautifulsoup4", "Crypto": "pycryptodome",
     "cv2": "opencv-python-headless", "dateutil": "python-dateutil", "docx": "python-docx", "dotenv": "python-dotenv",
-    "faiss": "faiss-cpu", "fitz": "PyMuPDF", "git": "GitPython", "jose": "python-jose", "jwt": "PyJWT",
-    "magic": "python-magic", "OpenSSL": "pyOpenSSL", "PIL": "pillow", "pkg_resources": "setuptools",
+    "faiss": "faiss-cpu", "fitz": "PyMuPDF", "git": "GitPython", "google.protobuf": "protobuf", "jose": "python-jose",
+    "jwt": "PyJWT", "magic": "python-magic", "OpenSSL": "pyOpenSSL", "PIL": "pillow", "pkg_resources": "setuptools",
     "pptx": "python-pptx", "psycopg2": "psycopg2-binary", "pywt": "PyWavelets", "serial": "pyserial",
     "skimage": "scikit-image", "sklearn": "scikit-learn", "slugify": "python-slugify", "umap": "umap-learn",
     "usb": "pyusb", "websocket": "websocket-client", "yaml": "PyYAML", "zmq": "pyzmq",
@@ -58,7 +58,7 @@ def find_advice(
     if kind in ("CalledProcessError", "FileNotFoundError", "ModuleNotFoundError") and PIP.search(message):
         return "The code cannot install packages: add them to the provider's `packages`"
     if kind == "ModuleNotFoundError" and (match := MISSING_MODULE.fullmatch(message)):
-        return _advise_on_module(match[1])
+        return _advise_on_module(match[1], traceback)
     if kind == "NameError" and (match := MISSING_NAME.match(message)):
         return _advise_on_name(match[1], traceback, variables)
     if not has_network and NO_NETWORK.search(f"{message}\n{traceback}\n{stderr[-MAX_STDERR_CHARACTERS:]}"):
@@ -66,14 +66,17 @@ def find_advice(
     return ""
 
 
-def _advise_on_module(module: str) -> str:
+def _advise_on_module(module: str, traceback: str) -> str:
+    if module == "google" and "google.protobuf" in traceback:
+        module = "google.protobuf"
     program = os.path.abspath(getattr(sys.modules["__main__"], "__file__", None) or "notebook")
     for directory in (os.path.dirname(program), os.getcwd()):
         path = os.path.join(directory, module)
         if os.path.isfile(f"{path}.py") or os.path.isdir(path):
             return f"The module {module} is in {directory}: add this folder to `python_path`"
     # A missing submodule (`a.b`) means that the package `a` is installed. Many distributions have parts of `google`.
-    if "." in module or module == "google" or module in sys.stdlib_module_names:
+    is_unclear = "." in module or module == "google" or module in sys.stdlib_module_names
+    if is_unclear and module not in DISTRIBUTIONS:
         return ""
     distribution = DISTRIBUTIONS.get(module, module)
     return (

@@ -49,7 +49,7 @@ def _find_message(value: Any) -> str:
         message = _join_messages([fields.get(name) for name in names], ": ")
         if not message:
             continue
-        if isinstance(fields.get("loc"), list):  # FastAPI names the refused parameter here, as in ["body", "name"].
+        if isinstance(fields.get("loc"), list) and fields["loc"]:  # FastAPI's place of it, as in ["body", "name"]
             return f"{'.'.join(map(str, fields['loc']))}: {message}"
         return message
     return ""

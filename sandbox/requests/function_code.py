@@ -140,9 +140,9 @@ def _build_definition(function: Callable[..., Any], tools: Collection[str]) -> t
     # With deferred annotations, these may use a hidden builtin or a name that the sandbox does not have.
     if is_deferred or hides_builtin or _find_foreign_global(text, provided, plain) is not None:
         text = FUTURE_LINE + text
-    foreign = _find_foreign_global(text, provided, plain)
-    if foreign is not None:
-        raise _refuse(name, _explain_global(foreign, plain))
+        foreign = _find_foreign_global(text, provided, plain)
+        if foreign is not None:
+            raise _refuse(name, _explain_global(foreign, plain))
     required = [name for name, parameter in parameters.items() if parameter.default is parameter.empty]
     optional = [name for name in parameters if name not in required]
     return text, FunctionParameters(
@@ -219,15 +219,13 @@ def _find_foreign_global(text: str, provided: Collection[str], function: Functio
 
 def _is_known(name: str, provided: Collection[str], function: FunctionType) -> bool:
     """Return True if a global name means the same in the sandbox: it is `provided` there, or one of Python's names."""
-    is_of_module = name in function.__globals__
-    is_tool = name in provided and name not in PROVIDED_NAMES
-    if is_tool:  # It may have the name of a global of the module.
-        return True
-    if not is_of_module:
-        return name in provided or hasattr(builtins, name)
-    value = function.__globals__[name]
-    plain_value = getattr(value, "__wrapped__", value)  # Notebooks wrap Python's `open`.
-    return name not in provided and hasattr(builtins, name) and plain_value is getattr(builtins, name)
+    missing = object()
+    value = function.__globals__.get(name, missing)
+    if name in provided:
+        return value is missing or name not in PROVIDED_NAMES  # A tool may have the name of a global of the module.
+    builtin = getattr(builtins, name, missing)
+    # Notebooks wrap Python's `open`.
+    return builtin is not missing and (value is missing or getattr(value, "__wrapped__", value) is builtin)
 
 
 def _explain_global(name: str, function: FunctionType) -> str:

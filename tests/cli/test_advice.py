@@ -36,7 +36,13 @@ def test_alike_failures_share_one_traceback_and_one_advice_for_a_sibling_module(
 
 @pytest.mark.parametrize(
     ("module", "distribution"),
-    [("sklearn", "scikit-learn"), ("cv2", "opencv-python"), ("bs4", "beautifulsoup4"), ("pandas", "pandas")],
+    [
+        ("sklearn", "scikit-learn"),
+        ("cv2", "opencv-python"),
+        ("bs4", "beautifulsoup4"),
+        ("pandas", "pandas"),
+        ("google.protobuf", "protobuf"),
+    ],
 )
 def test_a_missing_module_names_its_distribution(run, tmp_path, module, distribution):
     (tmp_path / "use.py").write_text(f"raise ModuleNotFoundError(\"No module named '{module}'\")")

@@ -50,7 +50,7 @@ def test_a_server_error_shows_its_message_without_json(error: Exception, text: s
     [
         ('no runner: {"message": "try later"}, said the API', "no runner: try later, said the API"),
         ('{"message": "{\\"error\\": \\"inner\\"}"}', "inner"),
-        ('{"detail": [{"msg": "one"}, {"msg": "two"}]}', "one; two"),
+        ('{"detail": [{"loc": [], "msg": "one"}, {"msg": "two"}]}', "one; two"),
         ("{" * 5000, "{" * 5000),
     ],
 )

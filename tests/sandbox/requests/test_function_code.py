@@ -72,6 +72,20 @@ def uses_global(x: int) -> int:
     return sum(x + OUTSIDE for _ in range(2))
 
 
+class Proxy:
+    """A proxy such as Flask's `request`, which works only during a request."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError("working outside of request context")
+
+
+proxy = Proxy()
+
+
+def uses_proxy(x: int) -> Any:
+    return proxy
+
+
 def uses_import(x: int) -> Any:
     return np.zeros(x)
 
@@ -139,6 +153,7 @@ REFUSED = [
         uses_global,
         "uses OUTSIDE, which it does not define. Define or import it in the function, or make it a parameter",
     ),
+    (uses_proxy, "uses proxy, which it does not define"),
     (uses_import, "Write `import numpy as np` in the function"),
     (has_default, "uses OUTSIDE"),
     (calls_tool, "uses lookup, which it does not define"),
