@@ -44,8 +44,14 @@ def _convert(value: Any, *, is_returned: bool = False) -> Any:
     is_array = hasattr(type(value), "tolist")
     if is_array or isinstance(value, (str, int, float)) or is_certainly_json(value):
         return value
-    fields = _list_fields(value, is_returned=is_returned)
-    if fields is not None:
+    if isinstance(value, BaseModel):
+        value = value.model_dump(mode="json")  # A `RootModel` may become something else than a dict.
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    elif is_returned and isinstance(value, tuple) and hasattr(value, "_asdict"):  # type: ignore[reportUnknownArgumentType]
+        value = value._asdict()  # type: ignore[reportUnknownMemberType, reportAttributeAccessIssue]
+    if isinstance(value, dict):
+        fields: dict[Any, Any] = value  # type: ignore[reportUnknownVariableType]
         return {_convert_key(key): _convert(item, is_returned=is_returned) for key, item in fields.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
         items = [_convert(item, is_returned=is_returned) for item in value]  # type: ignore[reportUnknownVariableType]
@@ -54,18 +60,6 @@ def _convert(value: Any, *, is_returned: bool = False) -> Any:
                 items.sort()
         return items
     return to_jsonable_python(value)
-
-
-def _list_fields(value: Any, *, is_returned: bool) -> dict[Any, Any] | None:
-    """Return the fields of a dict, a model, a dataclass or a returned named tuple, or None for another value."""
-    if isinstance(value, dict):
-        return value  # type: ignore[reportUnknownVariableType]
-    if isinstance(value, BaseModel):
-        return value.model_dump(mode="json")
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    is_named_tuple = isinstance(value, tuple) and hasattr(value, "_asdict")  # type: ignore[reportUnknownArgumentType]
-    return value._asdict() if is_named_tuple and is_returned else None  # type: ignore[reportAttributeAccessIssue]
 
 
 def _convert_key(key: Any) -> str:

@@ -84,8 +84,7 @@ def _convert_cell(name: object, column: Any, cell: Any) -> Any:
     kind = type(cell)
     if cell is None or kind in (str, int, bool):
         return cell
-    is_nan = not hasattr(kind, "__len__") and cell != cell
-    if is_nan or kind.__name__ in MISSING_TYPES:
+    if kind.__name__ in MISSING_TYPES or (not hasattr(kind, "__len__") and cell != cell):  # NaN differs from itself.
         return None
     if isinstance(cell, (datetime.date, datetime.time)):
         if getattr(cell, "nanosecond", 0):  # A Timestamp of pandas has this attribute.

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from pydantic import BaseModel, SecretStr
+from pydantic import BaseModel, RootModel, SecretStr
 
 from rlm_batch import InterpreterFactory, LanguageModel, LocalInterpreter
 from rlm_batch.sandbox.sandbox_api import Sandbox
@@ -130,11 +130,13 @@ def test_variables_and_tool_results_become_json_as_in_dspys_interpreters(protoco
     with factory()() as interpreter:
         variables = {
             "page": Page([HIT], {"b", "a"}), "point": Point(1, 2), "mixed": (1, {3, 2}), "keys": {1: None},
-            "array": np.arange(2), "far": math.inf,
+            "array": np.arange(2), "far": math.inf, "root": RootModel[list[int]]([4]),
         }  # fmt: skip
-        code = "SUBMIT([page, point, mixed, keys, array, far > 1])"
+        code = "SUBMIT([page, point, mixed, keys, array, far > 1, root])"
         page = {"hits": [AS_JSON], "tags": ["a", "b"]}
-        assert interpreter(code, variables).output["output"] == [page, [1, 2], [1, [2, 3]], {"1": None}, [0, 1], True]
+        assert interpreter(code, variables).output["output"] == [
+            page, [1, 2], [1, [2, 3]], {"1": None}, [0, 1], True, [4],
+        ]  # fmt: skip
         for wrong, message in ((Unknown(), "Unsupported variable x: .*Unknown"), ({(1,): 2}, "a key is a tuple")):
             with pytest.raises(protocol.CodeInterpreterError, match=message) as refused:
                 interpreter.execute("1", {"x": wrong})
