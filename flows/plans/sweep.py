@@ -207,8 +207,9 @@ class SweepParameters(Options, FlowParameters[TrialsReport]):
 
     def _make_spec(self) -> ReportSpec:
         objectives = parse_objectives(self.objective, self.direction)
-        constraints = [self.constraints] if isinstance(self.constraints, str) else self.constraints or []
-        return ReportSpec("trial", objectives, self.space, constraints=tuple(constraints))
+        names = self.constraints or []  # An empty text is no constraint.
+        constraints = (names,) if isinstance(names, str) else tuple(names)
+        return ReportSpec("trial", objectives, self.space, constraints=constraints)
 
     def build_report(self, outcomes: Outcomes) -> TrialsReport:
         """Return the trials and the best of them. Raises ConfigurationError if none submitted the objective."""

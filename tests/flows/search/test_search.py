@@ -379,6 +379,11 @@ async def test_a_misspelt_field_ends_the_run_at_the_first_success(
         assert len(list(Ledger(tmp_path).read_lines())) == 1
 
 
+async def test_an_empty_text_is_no_constraint() -> None:
+    report = await run_sweep("SUBMIT(loss=x)", {"x": [2, 1]}, objective="loss", constraints="", **OPTIONS)
+    assert report.best.meta.variables == {"x": 1}
+
+
 async def test_an_objective_may_be_a_statistic_of_repeats() -> None:
     code = "SUBMIT(loss=repeat * x)"
     report = await run_sweep(code, {"x": [2, 1]}, objective="loss.std", constraints="loss.max", repeats=2, **OPTIONS)
