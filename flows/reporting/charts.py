@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from ..search.importances import Importances
 from .best_trials import is_score
 from .columns import OUTPUTS, VARIABLES
-from .summary import ChartPoint, RunSummary
+from .summary import RunSummary
 from .svg import BOTTOM, DOT, FAILURE, INK, LEFT, LINE, PAPER, RIGHT, TOP, Axis, Drawing, Plot, shorten
 
 Chart = tuple[str, str]  # the title, and the picture as SVG
@@ -41,7 +41,8 @@ def build_charts(summary: RunSummary, importances: Importances | None = None) ->
         return []
     if not spec.objectives:
         return [_draw_history(summary)]
-    names = _list_varied_variables(points)
+    names = list(dict.fromkeys(name for point in points for name in point.variables))
+    names = [name for name in names if len({repr(point.variables.get(name))[:200] for point in points}) > 1]
     if len(spec.objectives) > 1:
         charts = [_draw_front(summary, number) for number in range(1, len(spec.objectives))]
         return [*charts, *_draw_parallel(summary, names)]
@@ -51,15 +52,6 @@ def build_charts(summary: RunSummary, importances: Importances | None = None) ->
     if len(names) > 1:
         charts += _draw_parallel(summary, names)
     return charts
-
-
-def _list_varied_variables(points: Sequence[ChartPoint]) -> list[str]:
-    """Return the variables that have several values."""
-    texts: dict[str, set[str]] = {}
-    for point in points:
-        for name, value in point.variables.items():
-            texts.setdefault(name, set()).add(repr(value)[:200])
-    return [name for name, different in texts.items() if len(different) > 1]
 
 
 def _draw_history(summary: RunSummary) -> Chart:
@@ -200,7 +192,7 @@ def _group_values(values: Sequence[Any]) -> tuple[list[str], list[int]] | None:
     """
     is_numeric = all(map(is_score, values))
     keys = [float(value) for value in values] if is_numeric else [str(value) for value in values]
-    distinct: list[Any] = sorted(set(keys))
+    distinct: list[Any] = sorted(set(keys)) if is_numeric else list(dict.fromkeys(keys))
     if len(distinct) <= MAX_CELLS:
         return [_make_label(key) for key in distinct], [distinct.index(key) for key in keys]
     if not is_numeric:
@@ -219,11 +211,9 @@ def _draw_parallel(summary: RunSummary, names: list[str]) -> list[Chart]:
     A trial that is better by the first objective has a stronger line. There is no chart without variables, or if a
     variable has too many values that are not numbers.
     """
-    spec = summary.spec
+    spec, points = summary.spec, summary.points
     best = {result.meta.index for result in summary.best.results}
     sign = 1 if spec.objectives[0].direction == "minimize" else -1
-    ranked = sorted(summary.points, key=lambda point: (point.index in best, -sign * point.value))
-    points = ranked[-MAX_LINES:]
     names = names[: MAX_AXES - len(spec.objectives)]
     if not names:
         return []
@@ -239,9 +229,10 @@ def _draw_parallel(summary: RunSummary, names: list[str]) -> list[Chart]:
     gap = (RIGHT - LEFT - 40) / (len(titles) - 1)
     drawing = Drawing("every trial over its variables")
     xs = [LEFT + number * gap for number in range(len(titles))]
-    for number, point in enumerate(points):
+    ranked = sorted(enumerate(points), key=lambda item: (item[1].index in best, -sign * item[1].value))[-MAX_LINES:]
+    for rank, (number, point) in enumerate(ranked, 1):
         path = _trace_line([(x, axis.pixels.get(number)) for x, axis in zip(xs, axes, strict=True)])
-        strength = 0.06 + 0.6 * ((number + 1) / len(points)) ** 2
+        strength = 0.06 + 0.6 * (rank / len(ranked)) ** 2
         style = BEST_LINE if point.index in best else f'stroke="{DOT}" stroke-opacity="{strength:.2f}"'
         drawing.add_path(path, style)
     for x, title, axis in zip(xs, titles, axes, strict=True):
@@ -277,7 +268,7 @@ def _place_values(values: Sequence[Any]) -> PlacedValues | None:
         ticks = [(axis.at(tick), f"{tick:.4g}") for tick in axis.ticks()]
         return PlacedValues({number: axis.at(value) for number, value in present.items()}, ticks)
     names = {number: _make_label(value) for number, value in present.items()}
-    distinct = sorted(set(names.values()))
+    distinct = list(dict.fromkeys(names.values()))
     if len(distinct) > MAX_NAMES:
         return None
     step = (AXIS_BOTTOM - AXIS_TOP) / max(1, len(distinct))

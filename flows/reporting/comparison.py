@@ -157,9 +157,7 @@ def compare_runs(first: LedgerReader, second: LedgerReader) -> Comparison:
     first_sides, second_sides = (_read_sides(reader, has_repeats=has_repeats) for reader in (first, second))
     pairs = [Pair(side.variables, (side, second_sides.get(key))) for key, side in first_sides.items()]
     pairs += [Pair(side.variables, (None, side)) for key, side in second_sides.items() if key not in first_sides]
-    submitted: list[str] = []
-    for side in (*first_sides.values(), *second_sides.values()):
-        submitted += [name for name in side.numbers if name not in submitted]
+    submitted = dict.fromkeys(name for pair in pairs for side in pair.sides if side for name in side.numbers)
     objectives = [item.name for spec in specs for item in spec.objectives if item.name in submitted]
     fields = list(dict.fromkeys([*objectives, *submitted]))  # each name once
     return Comparison(pairs, fields)

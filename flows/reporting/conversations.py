@@ -32,8 +32,8 @@ def write_conversations(reader: LedgerReader, file: Path) -> None:
         for outcome in reader.read_outcomes():
             described = _describe_outcome(outcome)
             sessions = {get_session(record["id"]) for record in outcome.meta.queries.tree if "id" in record}
-            requests = [line for session in sorted(sessions) for line in transcripts.read_session(session)]
-            for conversation in build_conversations(requests):
+            lines = (line for session in sorted(sessions) for line in transcripts.read_session(session))
+            for conversation in build_conversations(lines):
                 text = json.dumps({**conversation, **described}, ensure_ascii=False)
                 # Half a surrogate pair cannot be encoded as UTF-8.
                 target.write(text.encode("utf-8", "replace") + b"\n")

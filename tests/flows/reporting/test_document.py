@@ -159,6 +159,16 @@ def test_a_heat_map_has_a_labelled_cell_for_each_pair_and_groups_many_numbers() 
     assert "loss over a and b" not in dict(draw_trials(({"a": f"name {n}", "b": n}, n) for n in range(500)))
 
 
+def test_charts_keep_the_order_of_names_and_show_variables_that_only_some_trials_have() -> None:
+    points: list[dict[str, Any]] = [{"size": "small"}, {"size": "medium", "depth": 3}, {"size": "large"}]
+    _, *charts = draw_trials(zip(points, (2.0, 1.0, 3.0), strict=True))
+    assert len(charts) == 2
+    for _, svg in charts:
+        _, text = parse_svg(svg)
+        assert "depth" in text
+        assert re.findall("small|medium|large", text) == ["small", "medium", "large"]
+
+
 def test_a_searchs_report_shows_curves_importances_and_variables() -> None:
     space = {"lr": {"low": 0.0, "high": 1.0}, "units": {"low": 1, "high": 64}}
     summary = RunSummary(ReportSpec("trial", (Objective("loss"),), space))
