@@ -208,12 +208,10 @@ def _describe_turn(turn: RlmEvent, width: int) -> str:
     if turn.usage.cost:
         details += f", ${turn.usage.cost:.4f}"
     details = f" ({details})"
-    plan = _take_first_line(turn.reasoning) or _take_first_line(turn.code)
-    if turn.failed:  # The last line of a traceback has the error.
-        last_line = turn.output.rstrip().rpartition("\n")[2]
-        output = f"failed: {_take_first_line(last_line)}"
-    else:
-        output = _take_first_line(turn.output)
+    plan = _take_line(turn.reasoning) or _take_line(turn.code)
+    output = _take_line(turn.output, is_last=turn.failed)  # The last line of a traceback has the error.
+    if turn.failed:
+        output = f"failed: {output}"
     free_width = width - len(start) - len(details)
     if plan and output:  # The plan gets what the output leaves, but at least a half.
         arrow = " -> "
@@ -221,10 +219,10 @@ def _describe_turn(turn: RlmEvent, width: int) -> str:
     return start + _cut(plan + output, free_width) + details
 
 
-def _take_first_line(text: str) -> str:
-    """Return the first line of a text that is not blank, escaped."""
+def _take_line(text: str, *, is_last: bool = False) -> str:
+    """Return the first or the last line of a text that is not blank, escaped."""
     lines = text.strip().splitlines()
-    return escape_text(lines[0].strip()) if lines else ""
+    return escape_text(lines[-1 if is_last else 0].strip()) if lines else ""
 
 
 def _cut(text: str, width: int) -> str:
