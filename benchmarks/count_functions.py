@@ -80,9 +80,8 @@ def main() -> None:
     Path("in.csv").write_text("x\n1\n")
     recorder = CallRecorder()
     atexit.register(home.cleanup)
-    atexit.register(
-        print_report, recorder, lists_functions=arguments.list
-    )  # Registered before the imports, so that it runs last.
+    # Registered before the imports, so that it runs last.
+    atexit.register(print_report, recorder, lists_functions=arguments.list)
     recorder.start()
     from rlm_batch.cli.main import main as run_command
 
