@@ -50,8 +50,8 @@ def report(
     """Print a run's table and write its HTML report, or compare two runs.
 
     Args:
-        runs: Id or name of a flow run or its beginning, or the path of its results; by default the last run. A running
-            flow run is reported up to now. Two runs are compared.
+        runs: Id or name of a flow run (its first characters are enough), or the path of its results; by default the
+            last run. A running one is reported up to now. Two runs are compared.
         html: HTML file; by default report.html next to the results
         csv: CSV file with a row for each execution. Text that a spreadsheet would run as a formula gets a leading
             apostrophe.

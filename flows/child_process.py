@@ -1,7 +1,7 @@
-"""Python modules as child processes that end when this process ends.
+"""Python modules as child processes, which end when their parent process ends.
 
 A child process runs this file, which then runs the module: `python -m rlm_batch.flows.child_process PARENT MODULE
-ARGUMENTS`. PARENT is `-` for a process that outlives this one.
+ARGUMENTS`. PARENT is the parent's id, or `-` for a child that may outlive it.
 """
 
 import gc

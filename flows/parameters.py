@@ -12,7 +12,19 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cache, cached_property
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar, get_args, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Generic,
+    Literal,
+    NoReturn,
+    Self,
+    TypeVar,
+    get_args,
+    get_type_hints,
+)
 
 from pydantic import ConfigDict, Field, SecretStr, ValidationError
 from pydantic.dataclasses import dataclass as parameter_model
@@ -316,7 +328,7 @@ class CommonParameters:
 
     @cached_property
     def options(self) -> "Options":
-        """The shared parameters. Those that this flow does not have get `fixed_options` or their defaults."""
+        """The shared parameters. The values of those that this flow lacks are in `fixed_options`, or the defaults."""
         values = {field.name: getattr(self, field.name) for field in fields(Options) if hasattr(self, field.name)}
         values |= self.fixed_options
         if self.prepare is not None:
@@ -504,7 +516,7 @@ class ShownParameter(inspect.Parameter):
 
 
 def build_signature(model: type[FlowParameters[Any]]) -> inspect.Signature:
-    """Return the signature of the model's flow: its own parameters first, and then the shared ones."""
+    """Return the signature of the model's flow: its own parameters first, then inherited ones, and then shared ones."""
     hints = get_type_hints(model, include_extras=True)
     parameters: list[inspect.Parameter] = []
     for item in fields(model):  # type: ignore[arg-type]
@@ -521,8 +533,8 @@ def build_signature(model: type[FlowParameters[Any]]) -> inspect.Signature:
     return inspect.Signature([*positional, *(keywords[name] for name in order if name in keywords)])
 
 
-def refuse_secrets(what: str) -> None:
-    """Raise ConfigurationError, because the execution takes place in another process. `what` names it."""
+def refuse_secrets(what: str) -> NoReturn:
+    """Raise ConfigurationError: `what`, such as a deployment, runs in another process, which cannot get the secrets."""
     raise ConfigurationError(
         f"{what} cannot take `secrets`, whose values stay in this process: save them in the "
         "environment of a block, and pass the block as the provider"

@@ -115,10 +115,10 @@ class Report(Sequence[ItemT]):
         return describe_repeats(self.spec, sum(is_incomplete(row, self.spec) for row in self.groups))
 
     def summary(self) -> str:
-        """Return a text for people: the number of successes, the best trial if there is one, and why others failed.
+        """Return a text for people.
 
         Returns:
-            A line with the counts, and a line for each of the most frequent reasons of failures.
+            A line with the counts and the best trial, then a line for each of the most frequent reasons of failures.
         """
         summary = RunSummary.from_outcomes(self.outcomes, self.spec)
         lines = [describe_run(summary, len(self.outcomes))]

@@ -76,10 +76,10 @@ class RlmAnswer(Report[Outcome]):
         return []
 
     def describe(self) -> str:
-        """Return the answer, or the model's last output if there is no answer."""
-        if self.answered:
+        """Return the answer, or the model's last output; empty if there is neither."""
+        if self.answered or not self.answer:
             return str(self)
-        return f"No answer. The model's last output:\n{self}" if self.answer else ""
+        return f"No answer. The model's last output:\n{self}"
 
     def list_notes(self) -> list[str]:
         """Return a sentence about the turns and the calls of the model."""
@@ -102,7 +102,7 @@ class RlmAnswers(Report[RlmAnswer]):
 
     Attributes:
         results: A `Result` for each question, in order, or a `Failure` for each that has no answer.
-        queries: The sums of the queries of all questions, without their tree.
+        queries: The counts, tokens and cost of all questions' queries, added up. Its `tree` is empty.
         results_path: The ledger's directory or location.
         answer_type: The type of the answers, or None.
     """

@@ -167,7 +167,7 @@ def read_program(code: str) -> str:
 
 
 def _remove_spans(text: str, spans: Sequence[tuple[int, int]], *, keep_lines: bool = False) -> str:
-    """Return a text without its parts from each begin to each end. With `keep_lines`, their line feeds stay."""
+    """Return the text without the spans, which are pairs of begin and end. `keep_lines` keeps their line feeds."""
     parts: list[str] = []
     previous_end = 0
     for begin, end in spans:
@@ -233,21 +233,21 @@ def _is_data(tag: re.Match[str], block: Block, fences: _Fences) -> bool:
 
 
 def read_reply(text: str) -> Reply:
-    """Return the code of a reply without thoughts."""
+    """Return the code of a reply whose thoughts were removed."""
     fences = _Fences(text)
     blocks = fences.list_blocks()
     code_blocks = _choose_code(fences, blocks)
     made_up = ""
-    left_out = len(text)
+    cut_at = len(text)
     for before, block in itertools.pairwise(code_blocks):
         outputs = [text[other.start : other.end] for other in blocks if before < other < block and other.is_output]
         made_up = _find_made_up(text[before.after : block.begin], outputs)
         if made_up:
-            left_out = block.begin
+            cut_at = block.begin
             break
-    code_blocks = [block for block in code_blocks if block.begin < left_out]
+    code_blocks = [block for block in code_blocks if block.begin < cut_at]
     rest = _remove_spans(text, [(block.begin, block.after) for block in code_blocks]).strip()
-    return Reply([(block.start, fences.read_code(block)) for block in code_blocks], rest, made_up, left_out)
+    return Reply([(block.start, fences.read_code(block)) for block in code_blocks], rest, made_up, cut_at)
 
 
 def read_value(text: str) -> str:

@@ -183,7 +183,7 @@ class PipeTransport:
                 self._threads.submit(partial(self._call_tool, pending, call, self._call_limit))
 
     def _read_calls(self) -> list[tuple[PendingExecution, Call]]:
-        """Read and decode what the driver has sent, and return the calls in it. Close the connection at its end."""
+        """Read what the driver has sent, and return its calls. Close the connection if the driver has closed it."""
         try:
             data = os.read(self._reads, READ_BYTES)
         except OSError:

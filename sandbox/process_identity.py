@@ -35,7 +35,9 @@ def _read_identity(pid: int) -> str:
             return ""  # /proc belongs to another namespace, where this id is another process.
         with open("/proc/sys/kernel/random/boot_id", encoding="utf-8") as file:
             boot = file.read().strip().replace("-", "")
-        identity = f"{boot}.{os.stat('/proc/self/ns/pid').st_ino}.{pid}.{read_process(pid)[1]}"
+        namespace = os.stat("/proc/self/ns/pid").st_ino
+        started = read_process(pid)[1]
+        identity = f"{boot}.{namespace}.{pid}.{started}"
     except OSError:
         return ""
     return identity if PATTERN.fullmatch(identity) else ""

@@ -351,7 +351,7 @@ class DriverProtocol:
         if queries is not None and queries.is_top_level and queries.session.listener_error is not None:
             raise queries.session.listener_error
         header, body = pending.end
-        if header["status"] == "unprepared" or "loss" in header:
+        if header["status"] == "unprepared" or "loss" in header:  # The process that `prepare` ran in is lost.
             self.is_spent = True
         return decode_end(pending, header, body)
 

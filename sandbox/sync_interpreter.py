@@ -57,14 +57,14 @@ class _BackgroundLoop:
     def run(self, work: Callable[[], Awaitable[T]], output: OutputQueue | None = None) -> T:
         """Run the work on the loop and wait. An interrupt of the wait (Ctrl-C) cancels the work and waits for its end.
 
-        The calling thread delivers the text in the queue `output`. Locks of Python code, as in `concurrent.futures`,
-        are unsuitable here: an interrupt of this thread can leave them held for ever, and block the loop's thread.
+        The calling thread delivers the text in the queue `output`. The wait polls: an interrupt can leave a lock of
+        `concurrent.futures`, which is Python code, held for ever, and so block the loop's thread.
         """
         loop = self._get_loop()
         if output is None:
             output = OutputQueue()
         tasks: list[asyncio.Task[tuple[Any, BaseException | None]]] = []  # the task, once it has started
-        cancellations: list[None] = []
+        has_cancelled = False
 
         async def run_work() -> tuple[Any, BaseException | None]:
             try:
@@ -78,9 +78,10 @@ class _BackgroundLoop:
             tasks.append(task)
 
         def cancel() -> None:
+            nonlocal has_cancelled
             for task in tasks:
                 task.cancel()
-            cancellations.append(None)
+            has_cancelled = True
 
         try:
             loop.call_soon_threadsafe(start)
@@ -88,8 +89,8 @@ class _BackgroundLoop:
                 output.wait(MAX_WAIT_SECONDS)
             output.deliver()
         except BaseException:
-            loop.call_soon_threadsafe(cancel)  # It runs after `start`, unless the interrupt has prevented `start`.
-            while not cancellations or not all(task.done() for task in tasks):
+            loop.call_soon_threadsafe(cancel)  # `start` has run before it, or was never scheduled.
+            while not has_cancelled or not all(task.done() for task in tasks):
                 time.sleep(0.01)
             raise
         result, error = tasks[0].result()

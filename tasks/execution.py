@@ -245,7 +245,7 @@ def add_index(fingerprint: dict[str, Any], seed_numbers: int | tuple[int, ...]) 
 def compute_key(
     code: str, variables: dict[str, Any], encoded_variables: dict[str, EncodedVariable], fingerprint: dict[str, Any]
 ) -> str:
-    """Return the key of an execution in a flow run without identical executions."""
+    """Return the key of an execution. It is right only if the flow run has no other execution that is identical."""
     hashes = {name: value.compute_digest() for name, value in encoded_variables.items()}
     return _digest(code, variables, {**fingerprint, "encoded": hashes}).hex()
 

@@ -187,7 +187,7 @@ def _open_span(
 
 
 def _describe_model(name: str) -> dict[str, str]:
-    """Return the attributes of a model with this name, in which LiteLLM may find the provider."""
+    """Return the attributes of a model. A name without a provider, unlike `openai/x`, has the provider `litellm`."""
     provider, slash, model = name.partition("/")
     if not slash:
         provider, model = "litellm", name

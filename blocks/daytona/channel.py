@@ -134,7 +134,9 @@ class DaytonaChannel:
         try:
             while not self._end_reason:
                 await self._send_next()
-        finally:  # An event loop that ends cancels this task, and then waits for the senders.
+        finally:
+            # If the event loop's end cancels this task, the queued sends must fail: the loop waits for them. An earlier
+            # reason stays.
             self._end("its connection was cancelled")
 
     async def _send_next(self) -> None:

@@ -46,7 +46,7 @@ class Environment:
         self.lock = asyncio.Lock()
 
     async def find_snapshot(self, settings: DaytonaSettings, client: daytona.AsyncDaytona) -> bool:
-        """Return whether sandboxes can start from the snapshot. Wait while Daytona changes it."""
+        """Return whether sandboxes can start from the snapshot. Wait while Daytona makes or removes it."""
         if self.has_snapshot is None:
             try:
                 self.has_snapshot = await _wait_for_snapshot(client, self.name, settings.start_timeout)

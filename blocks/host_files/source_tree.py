@@ -75,7 +75,7 @@ class ReadBudget:
             )
 
     def read_files(self, directory: int, source: Path, left_out: tuple[str, ...] = ()) -> dict[str, bytes]:
-        """Return the regular files below an open directory by path.
+        """Return the contents of the regular files below an open directory, by path.
 
         Args:
             directory: Descriptor of the directory.
@@ -94,7 +94,7 @@ class ReadBudget:
                 if stat.S_ISREG(status.st_mode):
                     self.spend(source, status.st_size)
                     with open(os.open(name, OPEN_FLAGS, dir_fd=fd), "rb") as file:
-                        files[os.path.normpath(f"{folder}/{name}")] = file.read(MAX_BYTES + 1)
+                        files[os.path.normpath(f"{folder}/{name}")] = file.read(status.st_size)
         return files
 
 

@@ -166,7 +166,7 @@ class LocalSandboxHandle(Sandbox):
         raise VolumeError(f"{path!r} is outside the directories that code may write")
 
     async def keep(self, until: float, execution: int | None = None) -> None:
-        """End the processes, and leave the folder until that time."""
+        """End the processes, but do not delete the folder before the time `until`."""
         if self.launch.disk_bytes:
             for source, name in zip(self._own_folders.values(), ("work", "tmp"), strict=True):
                 await run_command("cp", "-a", "--", f"{source}/.", str(self.folder / name))

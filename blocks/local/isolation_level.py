@@ -40,8 +40,8 @@ _reasons: dict[IsolationLevel, str] = {}  # the reason why a tested level fails 
 async def resolve_level(isolation: IsolationLevel | Literal["auto"]) -> IsolationLevel:
     """Return the isolation level for `isolation`; "auto" gives the first of bubblewrap and landlock that works here.
 
-    Raises ConfigurationError with the remedy if no level works. Raises SandboxStartError if a level cannot be tested
-    for a shortage of descriptors, memory or processes.
+    Raises ConfigurationError with the remedy if no level works. Raises SandboxStartError if a lack of descriptors,
+    memory or processes prevents a test.
     """
     if isolation == "none":
         check_no_isolation()

@@ -45,7 +45,11 @@ class ModalChannel:
         self._reading.cancel()
 
     async def send(self, data: bytes) -> None:
-        """Send the bytes, after those of earlier sends. Raise SandboxLost if none of them were sent."""
+        """Send the bytes after earlier sends are done. A failure closes the connection, which raises nothing here.
+
+        Raises:
+            SandboxLost: The connection was closed before, so nothing was sent.
+        """
         async with self._lock:
             if self.end_reason:
                 raise SandboxLost(f"sandbox {self._sandbox_id} was lost ({self.end_reason}): run it in a new one")
@@ -59,9 +63,9 @@ class ModalChannel:
                     stdin.write(data[start : start + PIECE_BYTES])
                     await retry_refused(stdin.drain.aio)
         except (modal.exception.Error, TimeoutError) as error:
-            # The driver may have received everything. So close the connection, which makes the outcome unknown.
-            # If the driver has ended, its last words are a better reason.
+            # If the driver has ended, its reader closes the connection first, with its last words as the reason.
             await asyncio.wait((self._reading,), timeout=READ_SECONDS)
+            # The driver may have received everything, so the outcome is unknown.
             self._end(f"it took no input: {get_last_line(error)}")
 
     def _end(self, reason: str) -> None:

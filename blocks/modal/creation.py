@@ -86,7 +86,7 @@ async def _terminate_abandoned(creating: asyncio.Future[modal.Sandbox], wait: bo
         with announce_removal(log):
             sandbox = await creating
     except RlmBatchError:
-        return
+        return  # The creation failed, so there is nothing to terminate.
     await try_to_terminate(sandbox, wait=wait)
 
 

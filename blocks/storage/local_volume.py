@@ -40,22 +40,22 @@ def find_volumes_root(named: str | None) -> Path:
     return root  # Links are kept, because the path is part of the result's key.
 
 
-def find_volume(named: str | None, name: str) -> "LocalVolume":
+def find_volume(root: str | None, name: str) -> "LocalVolume":
     """Return the volume of that name below the root from `find_volumes_root`.
 
     Raises:
         ConfigurationError: The name is invalid, or a deployment run may not use the path.
     """
-    volume = LocalVolume(find_volumes_root(named), name)
-    if named is not None:  # A root on another volume may have links that code created.
+    volume = LocalVolume(find_volumes_root(root), name)
+    if root is not None:  # The root may be inside another volume, where code can create links.
         check_writable_directory(check_path(volume.path, below=resolve_data_dir("volumes", "RLM_BATCH_VOLUMES")))
     return volume
 
 
-def list_volumes(named: str | None) -> list[str]:
+def list_volumes(root: str | None) -> list[str]:
     """Return the names of the volumes below the root from `find_volumes_root`, sorted. Raises OSError."""
     try:
-        with os.scandir(find_volumes_root(named)) as entries:
+        with os.scandir(find_volumes_root(root)) as entries:
             directories = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
     except FileNotFoundError:
         return []  # No volume exists yet.

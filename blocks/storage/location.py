@@ -34,7 +34,7 @@ PUBLIC_SETTINGS = ("endpoint_url", "region_name", "host", "hostname", "username"
 
 @dataclass(frozen=True)
 class Location:
-    """A file or a directory that fsspec reaches. Its text has no secret and can be parsed again.
+    """A file or a directory that fsspec reaches. `str` of it has no secret, and parsing that gives the same location.
 
     Its methods raise OSError with a readable `strerror`, or FileNotFoundError for a missing file.
     """
@@ -306,7 +306,7 @@ def get_data_dir() -> Path:
     return Path.home() / ".local" / "share" / "rlm-batch"
 
 
-def resolve_data_dir(room: str, variable: str) -> Path:
-    """Return the directory that an environment variable names, or by default `room` below `get_data_dir()`."""
+def resolve_data_dir(subdirectory: str, variable: str) -> Path:
+    """Return the directory that an environment variable names, or by default the subdirectory of `get_data_dir()`."""
     named = os.environ.get(variable)
-    return locate_local(named, variable) if named else get_data_dir() / room
+    return locate_local(named, variable) if named else get_data_dir() / subdirectory

@@ -1,4 +1,4 @@
-"""The executor of a flow run in this process: its lanes, which make task runs."""
+"""The executor of a flow run's executions: concurrent lanes, each of which creates one task run after another."""
 
 import asyncio
 import itertools
@@ -126,9 +126,9 @@ class LaneExecutor:
         for execution in batch.remaining_executions:
             self.run.listener.on_execution_start(execution.index)
         # Before a task run begins its work, Prefect asks the server for the limits of its tags. If the server does not
-        # answer, Prefect retries for a minute for each waiting task run in turn, even for cancelled ones. The process
-        # could not end. So lanes create task runs one at a time, and a task run that cannot begin ends the flow run.
-        await self._creation_lock.acquire()
+        # answer, Prefect retries for a minute for each waiting task run in turn, even for cancelled ones, and the
+        # process cannot end. Lanes create task runs one at a time, and a task run that cannot begin ends the flow run.
+        await self._creation_lock.acquire()  # The batch's `on_start` releases it.
         state = await task(lane, batch, return_state=True)
         self.run.sink.raise_error()
         if state.is_cancelled():

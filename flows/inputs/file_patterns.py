@@ -104,7 +104,7 @@ def match_files(base: Path, pattern: str) -> tuple[dict[str, Path], list[str]]:
 
 
 def _prepare_for_glob(pattern: str) -> str:
-    """Return a pattern for `Path.glob`: it takes `**` only as a whole part, and finds no files with a last `**`."""
+    """Adapt a pattern to `Path.glob`, which refuses `**` inside a part, and finds no files if `**` is the last part."""
     parts = [part if part == "**" else re.sub("[*]{2,}", "*", part) for part in PurePath(pattern).parts]
     if parts[-1] == "**":
         parts.append("*")

@@ -44,7 +44,7 @@ def read_input(text: str) -> bytes:
     """Return the content of the file or location that a parameter names. Raises OSError and ConfigurationError."""
     place = locate_input(text)
     if isinstance(place, Path):
-        place = pin_file(place)
+        place = pin_file(place)  # A link that code makes meanwhile does not lead elsewhere.
     return place.read_bytes()
 
 

@@ -55,7 +55,8 @@ class SequenceParameters(CodeParameters, FlowParameters[OutcomesReport]):
     def make_plan(self, report: ProgressReport | None = None, run_ledger: PathOrLocation | None = None) -> Plan:
         """Read the steps and return the plan to execute them. Raises ConfigurationError."""
         codes = read_codes(self.steps)
-        check_variables(codes[0], [()], self.options)  # Later steps may use names of earlier ones.
+        no_variables = ()
+        check_variables(codes[0], [no_variables], self.options)  # Later steps may use names that earlier ones define.
         return Plan(
             total=len(codes),
             items=[(code, {}) for code in codes],

@@ -39,8 +39,8 @@ class Sample(list[ItemT]):
     def __init__(self, limit: int) -> None:
         super().__init__()
         self._limit = limit
-        self.added = 0  # number of all items
-        self._stride = 1  # With a stride of 4, every fourth item is kept.
+        self.added = 0  # number of items so far, kept or not
+        self._stride = 1  # of this many items, one is kept
 
     def add(self, item: ItemT) -> None:
         """Keep every item at first. When there are too many, keep every second, then every fourth, and so on."""

@@ -73,7 +73,7 @@ class OutcomeTable:
             self._rows = self._sort_rows()
 
     def _list_new_fields(self, outcome: Outcome) -> list[str]:
-        """Return the fields that need a column: no statistics of repeats that are hidden, and no repeated variables.
+        """Return the fields that need a column. Hidden statistics, and fields that equal the variable, need none.
 
         Code often submits its variables beside its results. The table shows these values once.
         """

@@ -138,7 +138,7 @@ class _Bounds(BaseModel):
 
 
 class _WholeBounds(_Bounds):
-    """The JSON of a range of integers, which may be written as 1.0."""
+    """The JSON of a range of integers. Its numbers may be floats without a fraction, such as 1.0."""
 
     model_config = ConfigDict(strict=False)
     low: int  # type: ignore[reportIncompatibleVariableOverride]

@@ -331,8 +331,10 @@ def build_study(
                 intermediate_values=dict(trial.meta.reports),
                 user_attrs={"index": trial.meta.index},
             )
-            for field, value in zip(constraints, read_fields(trial, constraints) or (), strict=False):
-                frozen.set_constraint(field, value)
+            constraint_values = read_fields(trial, constraints)
+            if constraint_values is not None:
+                for field, value in zip(constraints, constraint_values, strict=True):
+                    frozen.set_constraint(field, value)
             study.add_trial(frozen)
     return study
 

@@ -190,7 +190,7 @@ def _launch(path: Path) -> SharedServer:
         arguments=(path, get_idle_seconds()),
         outlives=True,
     ).wait()
-    # Reap the process when it ends, if this process runs then.
+    # Reap the server when it ends, if this process still runs.
     threading.Thread(target=launched.process.wait, daemon=True).start()
     deadline = time.monotonic() + STATE_SECONDS
     while time.monotonic() < deadline:  # The server answers just before it writes the file.

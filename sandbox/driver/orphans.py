@@ -1,4 +1,4 @@
-"""Cleanup of processes that ended executions left running: the supervisor's adopted children and their descendants."""
+"""Cleanup of processes that an execution left behind: the supervisor's adopted children and their descendants."""
 
 from __future__ import annotations
 

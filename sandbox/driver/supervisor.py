@@ -147,7 +147,7 @@ class Supervisor:
             kill_session(process.pid)
 
     def _stop(self, process: ChildProcess, execution: Execution, cause: str) -> None:
-        """Interrupt an execution, so that it reports its line and its context keeps its state. The kill follows later.
+        """Interrupt an execution. Then it can report its line, and its context is kept. The kill follows later.
 
         A cancelled execution without a context has no state to keep, so it is killed at once.
         """
@@ -506,7 +506,7 @@ class Supervisor:
         self._kill_orphans()
 
     def _kill_orphans(self) -> None:
-        """Kill the processes that ended executions left, and report the ends once all are dead or the time is up."""
+        """Kill what executions left running. Once all is dead or the time is up, report these executions' ends."""
         kept = () if self._fork_server is None else self._fork_server.list_kept()
         are_dead = self._orphans.kill(self._processes, self._commits.running, kept)
         if not are_dead and not self._orphans.is_late:

@@ -71,7 +71,7 @@ class AnswerCache:
         self.hits = 0  # questions answered without a request
 
     async def get_answer(self, key: str, model: str, ask: Callable[[], Awaitable["Answer"]]) -> "Answer | str":
-        """Return the text of the stored answer to the question with this key, or the result of `ask` and store it.
+        """Return the text of the stored answer for this key. If there is none, call `ask` and store its answer.
 
         `model` is the model's name, for records. Raises the errors of `ask`.
         """

@@ -43,9 +43,9 @@ class EmptyAnswerError(QueryError):
 async def estimate_for_budget(
     budget: Budget, model: Model, messages: list[Message], options: RequestOptions = DEFAULT_OPTIONS
 ) -> Estimate:
-    """Return the most tokens and cost of a call, as far as the budget limits them.
+    """Return the most tokens and cost that a call can use. What the budget does not limit is left out.
 
-    Raises ConfigurationError if a limited value is unknown.
+    Raises ConfigurationError if the model cannot tell what the budget limits.
     """
     if not (budget.limits_tokens or budget.limits_cost):
         return NO_ESTIMATE

@@ -118,7 +118,8 @@ def find_parameters(code: Any) -> FunctionParameters | None:
     required = tuple(re.findall(r"\w+", call["required"]))
     optional = tuple(re.findall(r"\w+", call["optional"]))
     parameters = FunctionParameters(call["name"], (*required, *optional), required, call["await"] is not None)
-    return parameters if code.endswith(_build_call(parameters, parameters.names)) else None
+    is_built = code.endswith(_build_call(parameters, parameters.names))  # A person's code may resemble our call.
+    return parameters if is_built else None
 
 
 def _build_definition(function: Callable[..., Any], tools: Collection[str]) -> tuple[str, FunctionParameters]:

@@ -61,7 +61,7 @@ class Admission:
         self._opened_count = 0  # sandboxes opened since the last refusal
         self._grows_at = self._clock() + 1 / FIRST_OPENINGS_PER_SECOND  # when `max_permits` may grow by one
         self._resumes_at: float | None = None  # the end of the time that the provider asked to wait
-        self._last_open_at = self._clock()
+        self._last_closed_at = self._clock()
 
     async def acquire(self, *, is_urgent: bool = False) -> Permit | None:
         """Wait for a permit. Urgent calls get theirs before the others.
@@ -157,7 +157,7 @@ class Admission:
         self.permit_count -= 1
         if permit.is_open:
             self.open_count -= 1
-            self._last_open_at = self._clock()
+            self._last_closed_at = self._clock()
         self._changed.set()
 
     def dismiss_waiters(self) -> None:
@@ -172,4 +172,4 @@ class Admission:
 
     def had_sandbox_within(self, seconds: float) -> bool:
         """Return whether a sandbox was open in the last `seconds`, or the run began in this time."""
-        return self.open_count > 0 or self._clock() - self._last_open_at < seconds
+        return self.open_count > 0 or self._clock() - self._last_closed_at < seconds

@@ -83,8 +83,8 @@ class ServerLimits:
 
     async def acquire_slot(self, name: str) -> UUID | None:
         """Return the lease of a new slot; None if all slots are in use."""
-        request = self._client.increment_concurrency_slots_with_lease
-        answer = await self._request(request([name], 1, "concurrency", LEASE_SECONDS, self._holder))
+        increment = self._client.increment_concurrency_slots_with_lease
+        answer = await self._request(increment([name], 1, "concurrency", LEASE_SECONDS, self._holder))
         return None if answer is None else UUID(answer.json()["lease_id"])
 
     async def release_slot(self, lease: UUID) -> None:

@@ -188,7 +188,7 @@ class ShardStore:
         return [number for position, (number,) in enumerate(numbers) if position % size == 0]
 
     def record_adopted(self, execution: Execution) -> None:
-        """Record a result that was copied from another ledger. `record_line` gets the line of the copy later."""
+        """Record that an execution has a result, copied from another ledger. Later, `record_line` stores its line."""
         self._database.execute("update executions set state = ? where number = ?", (SUCCEEDED, execution.index))
 
     def record_line(self, line: LedgerLine) -> Outcome | None:

@@ -29,8 +29,8 @@ _COMPARISONS = (
 class AnswerFormat:
     """The JSON schema of an answer, and the conversion of an answer's text to a value.
 
-    `schema` describes an object, because model servers take no other schema. If the value is no object, it is the
-    field `value` of one.
+    `schema` describes an object, because model servers take no other schema. Any other answer is
+    wrapped in one: `{"value": answer}`.
     """
 
     def __init__(self, source: Any) -> None:

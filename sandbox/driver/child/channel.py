@@ -74,12 +74,11 @@ class InterruptShield:
     """The handler of SIGINT for the code. A `with` block of this object delays interrupts of the main thread."""
 
     def __init__(self) -> None:
-        self.get_thread_id = get_ident
         self.main_thread = get_ident()
-        self.is_running = False  # True while code runs
+        self.accepts_interrupts = False  # True while code runs
         self.has_submitted = False
-        self._depth = 0
-        self._is_pending = False
+        self._depth = 0  # nested blocks
+        self._is_pending = False  # True if an interrupt arrived inside a block
 
     def handle_interrupts(self) -> None:
         signal.signal(signal.SIGINT, self._on_interrupt)
@@ -88,18 +87,18 @@ class InterruptShield:
         self.has_submitted = self._is_pending = False
 
     def __enter__(self) -> None:
-        if self.get_thread_id() == self.main_thread:
+        if get_ident() == self.main_thread:
             self._depth += 1
 
     def __exit__(self, *_: object) -> None:
         """Raise an interrupt that arrived inside the block."""
-        if self.get_thread_id() == self.main_thread:
+        if get_ident() == self.main_thread:
             self._depth -= 1
             if self._is_pending and not self._depth:
                 self._raise()
 
     def _on_interrupt(self, _number: int, _frame: object) -> None:
-        if not self.is_running:
+        if not self.accepts_interrupts:
             return
         if self._depth:
             self._is_pending = True
@@ -242,7 +241,7 @@ class Channel:
                 if not waiter.is_reader:
                     waiter.wake_lock.acquire()  # until its frame has arrived, or it becomes the reader
                     continue
-                if self._shield.is_running:
+                if self._shield.accepts_interrupts:
                     self._poll.poll()  # An interrupt may be raised here, but not during a read.
                 with self._shield:
                     self._read()

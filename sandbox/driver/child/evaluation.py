@@ -143,8 +143,8 @@ class CoroutineRunner:
         return loop
 
 
-def silence_own_errors(base_events: Any) -> None:
-    """Let event loops report no task that SUBMIT or an interrupt ended: these are no errors of the code."""
+def silence_driver_errors(base_events: Any) -> None:
+    """Stop event loops from reporting tasks that ended with Submitted or Interrupted, which the driver raises."""
     handle = base_events.BaseEventLoop.default_exception_handler
 
     def default_exception_handler(self: Any, context: dict[str, Any]) -> None:

@@ -211,11 +211,11 @@ def _fork_bare() -> int:
 def _fork_once_more(requests: Any) -> None:
     """Fork the execution's process from the middle process. The middle process sends the id and exits."""
     try:
-        # The supervisor kills the group of a prepared process that is lost, but executions continue: leave the group.
+        # Leave the group: the supervisor kills that of a lost prepared process, and executions must survive.
         os.setsid()
         pid = os.fork()
         if pid == 0:
-            return
+            return  # in the execution's process
         requests.send(b"pid %d" % pid)
     except OSError as error:
         requests.send(b"error %d" % (error.errno or 1))

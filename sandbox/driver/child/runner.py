@@ -6,6 +6,7 @@ import gc
 import os
 import resource
 import sys
+from _thread import get_ident
 from atexit import _run_exitfuncs  # type: ignore[reportPrivateUsage]
 from sys import getrecursionlimit, setprofile, setrecursionlimit, settrace
 
@@ -17,7 +18,7 @@ from .channel import Channel, InterruptShield
 from .displays import PYPLOT, Displays
 from .environment import MODULES, ImportWatcher, open_streams
 from .error_report import clear_frames, describe_error, format_traceback
-from .evaluation import IS_COROUTINE, CoroutineRunner, compile_code, silence_own_errors
+from .evaluation import IS_COROUTINE, CoroutineRunner, compile_code, silence_driver_errors
 from .forking import (
     OpenFiles,
     check_threads,
@@ -82,7 +83,7 @@ class CodeRunner:
         watcher = ImportWatcher()
         self._main.install(watcher)
         self._streams = open_streams()
-        watcher.actions["asyncio.base_events"] = silence_own_errors
+        watcher.actions["asyncio.base_events"] = silence_driver_errors
         watcher.actions[PYPLOT] = self._replace_show
         sys.meta_path.insert(0, watcher)
         import builtins
@@ -215,10 +216,10 @@ class CodeRunner:
 
     def _run_interruptible(self, execute: Callable[[bytes], None], body: bytes) -> None:
         try:
-            self._shield.is_running = True
+            self._shield.accepts_interrupts = True
             execute(body)
         finally:
-            self._shield.is_running = False
+            self._shield.accepts_interrupts = False
 
     def _end_fork_of_code(self, outcome: dict[str, Any] | None) -> NoReturn:
         """End this process, which the code forked. Its end does not end the execution."""
@@ -402,9 +403,9 @@ class CodeRunner:
         return submit
 
     def _end_unless_current(self, number: int) -> None:
-        """Raise Submitted if the calling thread, or the function that it calls, is of an earlier execution.
+        """End the calling thread if an earlier execution started it or defined the function that it calls.
 
-        `number` is the function's execution.
+        `number` is the execution that defined the function, such as SUBMIT. Raises Submitted.
         """
         if number != self._channel.number or not self._channel.is_current_thread:
             raise Submitted
@@ -413,7 +414,7 @@ class CodeRunner:
         """End the execution with that number, from any of its threads, with the JSON of its fields."""
         channel, shield = self._channel, self._shield
         self._end_unless_current(number)
-        is_main = shield.get_thread_id() == shield.main_thread
+        is_main = get_ident() == shield.main_thread
         with shield:
             with channel.lock:
                 is_first = not shield.has_submitted

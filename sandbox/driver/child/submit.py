@@ -62,7 +62,7 @@ def encode_output(fields: dict[str, Any], expected: list[dict[str, str]] | None 
 
 
 def _convert_keys(value: Any, depth: int = MAX_SUBMIT_DEPTH) -> Any:
-    """Return a copy of the value in which keys of dicts that are numbers or None are texts, as in JSON."""
+    """Return a copy of the value. As in JSON, numbers, bools and None become texts where they are keys of dicts."""
     if depth and type(value) is dict:
         items: dict[Any, Any] = value  # type: ignore[reportUnknownVariableType]
         converted: dict[Any, Any] = {}

@@ -304,7 +304,7 @@ class _Zygote:
             else:
                 child.join_user_namespace()
         os.chdir(request["cwd"])
-        for number, fd in enumerate(wire):
+        for number, fd in enumerate(wire):  # The driver reads and writes at 0 and 1.
             os.dup2(fd, number)
             os.close(fd)
 
