@@ -277,14 +277,9 @@ async def make_run(options: Options, plan: Plan, provider: SandboxProvider | Non
 
 def needs_server(options: Options) -> bool:
     """Return whether the provider or a language model is a block on a Prefect server."""
-    if "/" in str(options.provider):
-        return True
-    models = [options.language_model, options.sub_model]
-    if isinstance(options.models, dict):
-        models.extend(options.models.values())
-    elif options.models is not None:
-        models.extend(options.models)
-    return any(is_saved_model(str(model)) for model in models)
+    models = options.models.values() if isinstance(options.models, dict) else options.models or ()
+    sources = (options.language_model, options.sub_model, *models)
+    return "/" in str(options.provider) or any(is_saved_model(str(source)) for source in sources)
 
 
 async def resolve_run_provider(options: Options) -> SandboxProvider:

@@ -106,9 +106,8 @@ class ShardingExecutor:
                 await asyncio.sleep(0)  # A million executions take half a minute, and Ctrl-C must work meanwhile.
         end = first + count
         await self._record_earlier_results(first, end, find_result)
-        starts = self.store.find_starts(first, end, self.plan.shard_count)
-        stops = [*starts[1:], end]
-        self._shards = [Shard(number, starts[number], stops[number]) for number in range(len(starts))]
+        bounds = [*self.store.find_starts(first, end, self.plan.shard_count), end]
+        self._shards = [Shard(number, *bound) for number, bound in enumerate(itertools.pairwise(bounds))]
         self._active = {}
         self._job_id = uuid.uuid4().hex[:12]
 

@@ -116,9 +116,8 @@ class ResultCache:
     ledger: Ledger
     lines: dict[str, LedgerLine]  # the ledger's lines by key when the run started, until their executions are looked up
     index: ResultIndex | None = None
-    latest_keys: Mapping[int, str] = field(
-        default_factory=dict[int, str]
-    )  # the last line's key by an execution's index
+    # the last line's key by an execution's index
+    latest_keys: Mapping[int, str] = field(default_factory=dict[int, str])
 
     def find_result(
         self, execution: Execution, should_take: Callable[[Result], bool] = lambda _result: True

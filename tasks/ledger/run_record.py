@@ -82,11 +82,8 @@ class ReportSpec:
 
     def is_feasible(self, fields: Mapping[str, Any]) -> bool:
         """Return whether the field of each constraint is at most 0. False counts as 0."""
-        for name in self.constraints:
-            value = fields.get(name)
-            if not isinstance(value, (int, float)) or not value <= 0:  # NaN is not feasible.
-                return False
-        return True
+        values = [fields.get(name) for name in self.constraints]
+        return all(isinstance(value, (int, float)) and value <= 0 for value in values)
 
 
 @dataclass(slots=True)

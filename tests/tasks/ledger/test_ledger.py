@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -61,6 +62,17 @@ def test_outcomes_are_read_as_they_were_written(ledger):
     assert lines["a"].to_outcome() == success(1)
     error = lines["b"].to_outcome().error
     assert (type(error), str(error), error.type, error.line) == (CodeError, "it failed", "ValueError", 3)
+
+
+def test_a_follower_gets_each_line_once_it_is_complete(ledger):
+    read_new_lines = partial(ledger.read_new_lines, {})
+    ledger.write_outcome("a", success(1))
+    (part,) = ledger.path.glob("part-*.jsonl")
+    line = part.read_bytes()
+    for piece, keys in ((b"", ["a"]), (line[:9], []), (line[9:], ["a"]), (b"", [])):
+        with part.open("ab") as file:
+            file.write(piece)
+        assert [line.key for line in read_new_lines()] == keys
 
 
 def test_incomplete_and_damaged_lines_pipes_and_devices_are_skipped(ledger):
