@@ -207,18 +207,16 @@ def _make_folder(folder: Path, *, is_new: bool, has_own_user: bool) -> int | Non
         folder.mkdir(mode=0o700)
     else:
         shutil.rmtree(folder / "python", ignore_errors=True)
-    own_directories = (folder / "work", folder / "tmp")
-    for path in own_directories:
+    uid = None
+    if has_own_user:
+        uid = FIRST_UID + int.from_bytes(os.urandom(3), "big") if is_new else (folder / "work").stat().st_uid
+    for path in (folder / "work", folder / "tmp"):
         path.mkdir(exist_ok=not is_new)
         path.chmod(0o755)  # Override a strict umask: a root host's supervisor enters without root's rights.
-    if not has_own_user:
-        return None
-    uid = (folder / "work").stat().st_uid
-    if is_new:
-        uid = FIRST_UID + int.from_bytes(os.urandom(3), "big")
-    for path in own_directories:
-        os.chown(path, uid, uid)
-    # The code may only pass through the folder itself.
-    os.chown(folder, 0, uid)
-    folder.chmod(0o710)
+        if uid is not None:
+            os.chown(path, uid, uid)
+    if uid is not None:
+        # The code may only pass through the folder itself.
+        os.chown(folder, 0, uid)
+        folder.chmod(0o710)
     return uid

@@ -113,6 +113,22 @@ def test_total_memory_of_child_processes_has_a_limit(own_box: Boxes) -> None:
     assert box.outputs("SUBMIT(works=True)") == {"works": True}
 
 
+@pytest.mark.full
+@pytest.mark.each_once
+def test_memory_below_the_limit_is_allowed(own_box: Boxes) -> None:
+    box = own_box(total_memory_mib=300)
+    # A fork shares its parent's pages, which count once.
+    code = """
+data = os.urandom(1 << 20) * 150
+if os.fork() == 0:
+    time.sleep(2)  # some rounds of the watcher's
+    os._exit(0)
+time.sleep(2)
+SUBMIT(works=True)
+"""
+    assert box.outputs(code) == {"works": True}
+
+
 @pytest.mark.requires("root", "bubblewrap", "bubblewrap for users")
 @pytest.mark.parametrize("who", ["root", "user"])
 def test_files_have_a_limit_together(hosts: Hosts, who: str) -> None:
