@@ -107,11 +107,8 @@ class _Ending:
             lines[0] += ". The state of earlier executions is lost."
         if self.is_preparation:  # A program that `prepare` started may have printed a traceback.
             lines += self.meta.stderr.rstrip().splitlines()[-MAX_PRINTED_LINES:]
-        if traceback:
-            lines.append(traceback.rstrip() if advice else traceback)
-        if advice:
-            lines.append(advice)
-        error = self._find_class()("\n".join(lines))
+        lines += [traceback.rstrip() if advice else traceback, advice]
+        error = self._find_class()("\n".join(filter(None, lines)))
         error.meta = self.meta
         self._set_attributes(error, traceback, advice)
         return error
