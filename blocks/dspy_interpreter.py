@@ -172,7 +172,7 @@ class DSPyInterpreter:
                 self._interpreter.tools[name] = self._wrap_tool(name, context)
 
     def _wrap_tool(self, name: str, context: contextvars.Context) -> Callable[..., Any]:
-        """Return a function that calls the tool in a copy of that context, for the sandbox's interpreter."""
+        """Return a function for the sandbox's interpreter. It calls the tool with a copy of the context variables."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
             try:

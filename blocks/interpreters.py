@@ -118,7 +118,7 @@ class ProviderSandboxes:
             self._model_access = access
         saved = None if provider.has_credentials() else await self._load_default_block()
         if saved is not None:
-            names = self.entry.load_provider().model_fields  # without the block's `credentials`
+            names = self.entry.load_provider().model_fields  # A block also has `credentials`.
             fields = {name: saved.get_account_setting(name) for name in names}
             configured = _configure_provider(self.entry, {**fields, **self._fields})
             provider = configured.with_files_of(provider)

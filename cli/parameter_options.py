@@ -393,7 +393,7 @@ def _read_pairs(option: str, words: Sequence[str]) -> dict[str, str]:
 
 
 def _read_models(words: Sequence[str]) -> dict[str, str]:
-    """Return models by name, from words such as `small=openai/gpt-4o-mini`, or a model's own name."""
+    """Return models by name. A word is `small=openai/gpt-4o-mini`, or the model alone, which is then its own name."""
     return _read_pairs("models", [word if "=" in word else f"{word}={word}" for word in words])
 
 

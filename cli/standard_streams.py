@@ -64,7 +64,7 @@ def open_standard_streams() -> Iterator[None]:
 
 
 def _wrap(stream: Any) -> Any:
-    """Return a `StandardStream` that writes to the same file, or the stream itself if a program has replaced it."""
+    """Return a `StandardStream` over the stream's file. A stream that a program has replaced is returned unchanged."""
     if not isinstance(stream, io.TextIOWrapper):
         return stream
     return StandardStream(

@@ -37,11 +37,11 @@ async def reap(
       process has ended.
     - A process of this machine opened the sandbox and has ended or was killed (`rlm-batch-process`). Of local
       sandboxes, only those of this user are removed.
-    - `keep_failed` kept the sandbox, and its hour has passed. With `kept`, it is removed before its hour has passed.
+    - `keep_failed` kept the sandbox, and its hour has passed, or `kept` is set.
 
     Snapshots of sandboxes' set-ups that have been unused for the block's `snapshot_ttl` are deleted too.
 
-    Slots of blocks' limits whose leases the Prefect server has lost are given back, too.
+    Slots of a block's limit are given back if the Prefect server has lost their leases.
 
     All other sandboxes stay: those of scripts and of other servers until they expire, and those of flow runs that have
     not ended. The log names the rlm-batch sandboxes that stay, with the reason.

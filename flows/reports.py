@@ -129,7 +129,7 @@ class Report(Sequence[ItemT]):
         return "\n".join(lines)
 
     def list_notes(self) -> list[str]:
-        """Return sentences about the outcomes that a person should read."""
+        """Return notes on the outcomes for a person, a sentence each."""
         if self.spec.noun == "step":  # A step needs no fields, because later steps read the state.
             return []
         silent = exited = 0

@@ -263,7 +263,7 @@ class Interpreter:
         """Send a request whose context runs nothing else, and return its result."""
         pending = await self._start(request)
         frame = b""
-        if pending is None:
+        if pending is None:  # The request was not sent with the driver's settings.
             protocol = self._protocol
             if protocol is None:
                 raise SandboxLost("the sandbox was shut down before the code was sent: run it in a new one")

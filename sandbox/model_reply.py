@@ -291,7 +291,7 @@ def _find_made_up(between: str, outputs: list[str]) -> str:
         outputs: The fenced outputs in this text.
     """
     label = LABEL.search(between)
-    if label is not None and between[label.end() :].strip(MARKUP):
+    if label is not None and between[label.end() :].strip(MARKUP):  # Text follows a label such as "Output:".
         outputs = [between[label.start() :]]
     if not outputs:
         return ""

@@ -194,7 +194,7 @@ class SyncInterpreter(BaseInterpreter["Result"]):
         return run_sync(lambda: download_file(sandbox, path))
 
     def share_query_limits(self) -> None:
-        """Make all further executions share one set of query limits, at the depth of a recursive model's code."""
+        """Make all further executions share one set of query limits, as the turns of a recursive model do."""
         self._shares_limits = True
         if self._session is not None:
             self._session.share_query_limits()

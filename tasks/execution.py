@@ -64,10 +64,10 @@ class Execution:
 
     @property
     def replay_key(self) -> str:
-        """The key of the model's answers that an attempt finds again.
+        """The key under which an attempt stores the model's answers, and finds those of earlier attempts.
 
-        An attempt after an interruption has the key of the interrupted attempt, and gets the answers that were paid
-        for. An attempt after a failure that the answers caused has a new key.
+        After an interruption the key stays, so that nothing is paid twice. After any other failure it is a new one,
+        also in a later run (`failed_at`), because the same answers would fail again.
         """
         fresh_starts = sum(not is_interruption(error, error.meta) for error in self.errors)
         return f"{self.key} {self.failed_at} {fresh_starts}"

@@ -34,8 +34,8 @@ REFUSED_STATUSES = (400, 401, 403, 404, 410, 429)
 class DaytonaChannel:
     """The connection to a driver that runs as a command of a session.
 
-    After a lost connection the log starts again from its beginning. An input whose answer was lost is sent again.
-    Host and driver ignore frames that they have already received.
+    The driver's frames arrive as the command's log. After a lost connection the log starts again from its beginning,
+    and an input whose answer was lost is sent again. Host and driver ignore frames that they have already received.
     """
 
     def __init__(

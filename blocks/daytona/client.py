@@ -57,7 +57,7 @@ async def _close_at_end(client: daytona.AsyncDaytona) -> None:
 
 @atexit.register
 def _close_clients() -> None:
-    """Close the clients of loops that run in other threads until the process ends, as that of a script does."""
+    """Close the clients of event loops that still run in other threads when the process ends."""
 
     async def close(tasks: list[asyncio.Task[None]]) -> None:
         for task in tasks:

@@ -126,12 +126,12 @@ def get_message(error: BaseException) -> str:
 def find_row(error: BaseException) -> Row:
     """Return the table's row for an error.
 
-    An unknown error is PASSING. It is FINAL if the sandbox's daemon, or the SDK itself, refused the request.
+    An error that the table does not have is PASSING, or FINAL if the sandbox's daemon or the SDK refused the request.
     """
     status = get_status(error)
     message = get_message(error)
     if status is None:
-        # No answer arrived. The call was lost, or the SDK itself refused the request, with another subclass.
+        # No answer arrived. These types mean that the call was lost; others, that the SDK itself refused the request.
         is_lost = isinstance(error, (daytona.DaytonaConnectionError, daytona.DaytonaTimeoutError))
         if is_lost or type(error) is daytona.DaytonaError:
             return UNKNOWN

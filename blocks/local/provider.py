@@ -113,7 +113,7 @@ class LocalProvider(LocalSettings, SandboxProvider):
         try:
             return await run_terminal(handle)
         finally:
-            # `reap`, or the keeper after the hour, may be removing the files, and then none may stay.
+            # `reap`, or the keeper after the hour, may have begun to remove the folder. Then it must not be kept.
             is_kept = read_kept_until(folder) > time.time()
             await run_shielded(handle.keep(until) if is_kept else handle.remove())
 

@@ -332,7 +332,8 @@ class Lane:
             return None
         cache = None
         if run.answers is not None and not run.options.cache_queries:
-            cache = AnswerCache(run.answers, execution.replay_key)  # It has only this execution's earlier answers.
+            # The model's own cache is off. An attempt that repeats an interrupted one still finds its paid answers.
+            cache = AnswerCache(run.answers, execution.replay_key)
         queries = run.model_access.queries(
             interpreter,
             index=execution.index,

@@ -76,7 +76,7 @@ class ParquetTable:
             yield from list_arrow_rows(whole, self._path)
 
     def _read_tables(self, *, is_empty: bool = False) -> Iterator[Any]:
-        """Yield the files' rows in small tables with the columns of the directories.
+        """Yield the files' rows in small tables. Names of directories, such as `year=2026`, become columns.
 
         With `is_empty`, yield one table without rows for each file.
         """

@@ -114,11 +114,13 @@ class Comparison:
         return rows
 
     def _rank(self, pair: Pair) -> tuple[int, float]:
-        """Return a sort key: first pairs with a result in one run only, then by the first field's difference."""
+        """Return a sort key: pairs with a result in one run only, then the largest differences of the first field."""
         has_result = [side is not None and not side.error for side in pair.sides]
         if has_result[0] != has_result[1]:
             return 0, 0.0
-        difference = pair.read_field(self.fields[0])[2] if self.fields else None
+        difference = None
+        if self.fields:
+            _, _, difference = pair.read_field(self.fields[0])
         if difference is None:
             return 2, 0.0
         return 1, -math.inf if math.isnan(difference) else -abs(difference)

@@ -47,9 +47,9 @@ class LedgerReader:
     def read_outcomes(self) -> Iterator[Outcome]:
         """Yield the outcome that counts for each execution, in the order of their numbers.
 
-        Of several outcomes of the same code and variables, the latest success counts, or else the latest failure. If
-        changed code ran on the same ledger, the latest outcome of a number counts. Executions of `run_code` have no
-        number. They come last, in order of time, and get the next numbers.
+        For the same code and variables, the latest success counts, or else the latest failure. If changed code ran
+        under the same number, the latest outcome counts. Executions of `run_code` have no number. They come last, in
+        order of time, and get the next numbers.
         """
         positions = self._find_positions()
         for number in sorted(positions):

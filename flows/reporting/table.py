@@ -34,7 +34,7 @@ _brief.maxstring = _brief.maxlong = _brief.maxother = CELL
 
 
 class OutcomeTable:
-    """A table of outcomes, which keeps of a long value only what a cell shows."""
+    """A table of outcomes. It keeps only the part of a long value that a cell shows."""
 
     def __init__(
         self, spec: ReportSpec, tables: Tables, max_rows: int | None = None, max_columns: int | None = None

@@ -20,7 +20,7 @@ DEFAULT_PATIENCE = 10  # reports without improvement
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The variables of a trial, and the number of their alternative in the space.
+    """The variables of a trial, and the index of the alternative in the space that has these variables.
 
     A start point may lack variables, which Optuna draws.
     """

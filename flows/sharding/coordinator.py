@@ -147,6 +147,7 @@ class ShardingExecutor:
 
     def _count_usage(self, line: LedgerLine) -> None:
         """Add the usage by an execution of this job's shards. Lines of other writers are ignored."""
+        # The name of a shard's part is "part-JOB-SHARD-...".
         _, job, *numbers = PurePath(line.position.part).name.split("-")
         if job != self._job_id:
             return

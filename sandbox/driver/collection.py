@@ -185,10 +185,14 @@ class Collection:
 
 
 def _is_match(path: str, status: os.stat_result, steps: Steps) -> bool:
-    """Return whether an entry of a folder matches a pattern, or must be refused because it may hide matches."""
+    """Return whether to report an entry of a folder: a matching file, or a link or deep folder that may hide some.
+
+    `steps` are the rests of the patterns after this path. An empty rest means a match.
+    """
     if stat.S_ISDIR(status.st_mode):
         is_too_deep = path.count("/") > MAX_DEPTH
-        return is_too_deep and any(steps)
+        may_have_matches = any(steps)
+        return is_too_deep and may_have_matches
     return () in steps or stat.S_ISLNK(status.st_mode)
 
 

@@ -138,6 +138,6 @@ class ForkServer:
 def _is_child(pid: int) -> bool:
     try:
         has_ended(pid)
-    except (OSError, OverflowError):  # not a child of this process, or no such process
+    except (OSError, OverflowError):  # `waitid` takes only the ids of children.
         return False
     return True

@@ -85,7 +85,7 @@ class SharedFolders:
 
 
 def _list_new_files(kept: dict[str, set[str]]) -> list[str]:
-    """Return the paths of the files in these folders, without the names to keep."""
+    """Return the paths of the files that were added to these folders. `kept` has the earlier names by folder."""
     paths: list[str] = []
     for folder, names in kept.items():
         paths += [f"{folder}/{name}" for name in _list_names(folder) if name not in names]

@@ -116,7 +116,7 @@ class CollectedFiles:
     def _write_bodies(self) -> None:
         while (body := self._bodies.get()) is not None:
             if self._is_closed:
-                continue
+                continue  # The rest is dropped, so that `take` is not blocked.
             try:
                 self._process_body(body)
             except (ValueError, RecursionError):

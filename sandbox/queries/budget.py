@@ -94,7 +94,7 @@ class Budget:
         self._reserved: list[Estimate] = []  # expected usage of running calls
         # Only the last ancestor uses these two.
         self._settled = asyncio.Event()  # set when the next call settles
-        # The largest shares of their maxima that settled calls have used, of the prompt and of the answer.
+        # The largest share of its maximum that a settled call has used, for prompts and for answers.
         self._shares: tuple[float, float] | None = None
 
     @property

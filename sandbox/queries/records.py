@@ -180,9 +180,8 @@ OnEvent = Callable[[RlmEvent], object]
 class Transcript:
     """A transcript of a session: it passes each request and each long output to `save`, as JSON.
 
-    A saved request has only its new messages. `kept` is the number of messages before them, which are those of the
-    query's last request and its answer. So a transcript grows with the length of a conversation, and not with its
-    square.
+    A saved request has only its new messages. `kept` is the number of earlier messages, which the query's last request
+    and its answer have. So a transcript grows with the length of a conversation, and not with its square.
     """
 
     def __init__(self, save: Callable[[dict[str, Any]], object]) -> None:

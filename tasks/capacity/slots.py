@@ -1,8 +1,8 @@
 """A flow run's slots of its provider's limit. Lanes hold slots for many executions, and hand them over to other runs.
 
 Prefect's server sends no notice when a slot is released, or when other runs wait. So a run polls the server, and more
-often while it has no slot. A run without any slot holds a slot of another limit, `waiting`. Runs with slots look at
-that limit to see whether they should hand over a slot.
+often while it has no slot. A run without a sandbox slot takes a slot of a second limit, `waiting`. Runs with slots
+look at that limit to see whether they should hand over a slot.
 """
 
 import asyncio

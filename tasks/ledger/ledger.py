@@ -224,7 +224,7 @@ def list_files(root: Path, pattern: str) -> Iterator[Path]:
 
 @contextmanager
 def claim_idle_ledger(path: Path) -> Iterator[bool]:
-    """Yield whether no run writes to the ledger at this path. If so, no run can register as a writer in the context.
+    """Yield True if the ledger at this path is idle: no run writes to it, and none can begin to within the context.
 
     Links are not followed.
     """

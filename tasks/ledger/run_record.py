@@ -251,7 +251,7 @@ def read_known_runs(root: Path) -> KnownRuns:
 
 
 def _has_ledger(record: RunRecord) -> bool:
-    """Return whether the ledger of a record exists. Locations count as existing, because asking takes long.
+    """Return whether the ledger of a record exists. A remote one counts as existing, because asking takes long.
 
     Raises ConfigurationError if its location cannot be used.
     """

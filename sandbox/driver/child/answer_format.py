@@ -1,4 +1,4 @@
-"""The format of a model's answer: a JSON schema or a type, for which code gets a value instead of a text."""
+"""The format of a model's answer, which is a JSON schema or a type. The code gets a value instead of a text."""
 
 # The values are JSON or types of any kind, which only checks at run time can tell apart.
 # pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportUnknownMemberType=false

@@ -247,7 +247,7 @@ class OpenFiles:
         self._inherited: list[Any] = []  # files of the forked process, which gc no longer lists in a fork
         self._poll = select.poll()
         for fd in range(FIRST_DESCRIPTOR, WATCHED_DESCRIPTORS):
-            self._poll.register(fd, 0)
+            self._poll.register(fd, 0)  # Without events, a poll still reports the descriptors that are not open.
 
     def write_inherited(self) -> None:
         """Flush all files, because each fork would write the data again, and keep a list of them for the forks."""

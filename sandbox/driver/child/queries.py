@@ -337,7 +337,7 @@ def _split(name: str, prompts: list[Prompt], max_bytes: int) -> list[list[Prompt
 def _read_options(
     name: str, response_format: Any, *, images: Any = None, **options: Any
 ) -> tuple[dict[str, Any], AnswerFormat | None]:
-    """Return the options that are not None, as the host takes and checks them, and the format of answers."""
+    """Return the options that are not None, in the form that the host reads, and the format of answers."""
     answer_format = None
     if response_format is not None:
         answer_format = AnswerFormat(response_format)

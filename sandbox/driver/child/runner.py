@@ -140,7 +140,7 @@ class CodeRunner:
         sys.path[:0] = settings["python_path"]
 
     def serve(self, confinement: Confinement) -> NoReturn:
-        """Run executions. One without a context ends the process; those of a context share its globals."""
+        """Run one execution without a context and end, or run the executions of a context, which share globals."""
         channel = self._channel
         header, body = channel.wait(channel.NEXT, channel.expect_execution())
         if self._parent:
@@ -168,7 +168,7 @@ class CodeRunner:
             self._exit()
 
     def begin_fork(self, parent: int) -> None:
-        """Make this the runner of a fork, which keeps the code's names. The fork's parent will have the id `parent`."""
+        """Make this the runner of a fork of the code's process. `parent` is the supervisor, which adopts the fork."""
         self._channel = Channel(self._shield)
         self._channel.own.forget()
         self._common_names.clear()  # Their functions use the old channel.
@@ -323,7 +323,7 @@ class CodeRunner:
         return os.getpid() == self._channel.process_id
 
     def _send_shown(self, kind: str, body: bytes) -> None:
-        """Send a value or display. The supervisor ignores those from threads of earlier executions."""
+        """Send a shown value or a display. The supervisor ignores what threads of earlier executions send."""
         self._channel.check_process("display")
         with self._shield:
             self._channel.send({"op": kind, "token": self._channel.token}, body)

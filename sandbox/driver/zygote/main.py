@@ -65,6 +65,7 @@ def main(folders: str | None, user: tuple[int, int] | None, python_directory: di
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # sandboxes do not inherit the signals that the host blocks
+    # The host's socket is descriptor 0, which a sandbox uses for its wire.
     control = socket.socket(fileno=fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 10))
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):

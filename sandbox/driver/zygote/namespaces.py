@@ -117,8 +117,8 @@ def _mount_again(fd: int, path: str) -> None:
 def enter_user_namespace(user: tuple[int, int] | None) -> None:
     """Put the calling process into a new user namespace with these ids, and drop its capabilities. Raises OSError.
 
-    In the new namespace the process limit counts only this sandbox's processes. If `user` is None, the process is root:
-    it stays in its namespace, and keeps the capabilities to switch the code's user. /proc/self must be open to it.
+    In the new namespace the process limit counts only this sandbox's processes. A process of root passes None: it stays
+    in its namespace, and keeps the capabilities to switch the code's user. /proc/self must be open to the process.
     """
     if user is None:
         set_capabilities(SUPERVISOR_CAPABILITIES)
