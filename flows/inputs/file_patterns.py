@@ -90,8 +90,10 @@ def match_files(base: Path, pattern: str) -> tuple[dict[str, Path], list[str]]:
     left_out: list[str] = []
     for path in root.glob(_prepare_for_glob(pattern)):
         name = path.relative_to(root)
+        if _has_hidden_part(name, pattern):
+            continue
         real = resolve_links(path) or path
-        if _has_hidden_part(name, pattern) or not real.is_file():
+        if not real.is_file():
             continue
         is_link = real != path
         leads_out = not real.is_relative_to(root) or (is_link and find_link_on_volume(path) is not None)
