@@ -37,12 +37,13 @@ async def open_sandbox(
     """
     account = await open_account(settings)
     image = await build_image(settings)
+    volume = await get_volume(settings)  # A wrong volume must not cost the build of the repository's image.
     if commit is not None and settings.keeps_set_up(expected):
         image_with_clone = await add_clone_to_image(settings, image, commit)
         if image_with_clone is not None:
             image = image_with_clone
             commit = None  # The sandbox has the repository already.
-    options = build_options(settings, labels, await get_volume(settings))
+    options = build_options(settings, labels, volume)
     options |= {"app": account.app, "client": account.client, "image": image}
     seconds = min(settings.lifetime + keep_seconds, MAX_LIFETIME)
     creating = asyncio.ensure_future(_create(settings, account, seconds, options))
