@@ -299,10 +299,7 @@ class LiteLLMModel:
 
     def _estimate_message(self, content: str | list[dict[str, Any]]) -> int:
         """Return the most tokens that a message can have."""
-        image_tokens = IMAGE_TOKENS
-        for name, tokens in IMAGE_TOKENS_OF.items():
-            if name in self.name:
-                image_tokens = tokens
+        image_tokens = next((tokens for name, tokens in IMAGE_TOKENS_OF.items() if name in self.name), IMAGE_TOKENS)
         total = 0
         for part in [{"text": content}] if isinstance(content, str) else content:
             total += len(part["text"].encode("utf-8", "replace")) if "text" in part else image_tokens

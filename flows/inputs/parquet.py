@@ -128,19 +128,14 @@ def _read_partitions(names: list[str]) -> list[dict[str, Any]]:
     The texts of a column become integers if all of them are whole numbers.
     """
     partitions: list[dict[str, Any]] = []
-    columns: dict[str, list[str]] = {}  # the texts of each column
     for name in names:
-        partition: dict[str, Any] = {}
-        for part in PurePosixPath(name).parts[:-1]:
-            column, equals, text = part.partition("=")
-            if equals:
-                partition[unquote(column)] = None if text == NULL else unquote(text)
-                if text != NULL:
-                    columns.setdefault(unquote(column), []).append(unquote(text))
-        partitions.append(partition)
-    for column, texts in columns.items():
-        if all(WHOLE.fullmatch(text) and len(text) <= WHOLE_DIGITS for text in texts):
-            for partition in partitions:
-                if partition.get(column) is not None:
-                    partition[column] = int(partition[column])
+        pairs = [part.split("=", 1) for part in PurePosixPath(name).parts[:-1] if "=" in part]
+        partitions.append({unquote(column): None if text == NULL else unquote(text) for column, text in pairs})
+    for column in {column for partition in partitions for column in partition}:
+        with_text = [partition for partition in partitions if partition.get(column) is not None]
+        if all(
+            WHOLE.fullmatch(partition[column]) and len(partition[column]) <= WHOLE_DIGITS for partition in with_text
+        ):
+            for partition in with_text:
+                partition[column] = int(partition[column])
     return partitions

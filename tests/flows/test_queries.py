@@ -278,3 +278,9 @@ async def test_parallel_queries_do_not_fail_on_an_unused_budget(chat, limits):
     code = "SUBMIT(answers=llm_query_batched([f'q{i}' for i in range(16)]))"
     results = await batch([code] * 3, language_model=model, batch_concurrency=16, **limits)
     assert [result.answers for result in results] == [[f"answer to: q{i}" for i in range(16)]] * 3
+
+
+async def test_a_cost_limit_works_with_two_models(chat):
+    model = await save_model(chat, model="openai/gpt-4", sub_model=NAME, max_tokens=1000)
+    (result,) = await batch(["SUBMIT(answer=llm_query('q'))"], language_model=model, max_cost=0.001)
+    assert result.answer == "answer to: q"
