@@ -173,9 +173,7 @@ def list_hidden_fields(group: Outcome, spec: ReportSpec) -> set[str]:
     hidden = {f"{name}.mean" for name in numeric if spec.aggregate == "mean"}  # The field itself is the mean.
     if len(numeric) > MAX_FULL_FIELDS:
         objectives = [item.name for item in spec.objectives]
-        for name in numeric:
-            if name not in objectives:
-                hidden |= {f"{name}.{key}" for key in STATISTICS}
+        hidden |= {f"{name}.{key}" for name in numeric if name not in objectives for key in STATISTICS}
     return hidden
 
 
@@ -183,11 +181,8 @@ def is_incomplete(group: Outcome, spec: ReportSpec) -> bool:
     """Return whether a numeric field of a group comes from fewer repeats than the run has."""
     if spec.repeats is None or not isinstance(group, Result):
         return False
-    for name in group.outputs:
-        count = read_number(group.outputs.get(f"{name}.count"))
-        if count is not None and count < spec.repeats.count:
-            return True
-    return False
+    counts = (read_number(group.outputs.get(f"{name}.count")) for name in group.outputs)
+    return any(count is not None and count < spec.repeats.count for count in counts)
 
 
 def describe_repeats(spec: ReportSpec, incomplete: int) -> str:

@@ -91,10 +91,8 @@ def _list_only_fields(summary: RunSummary) -> list[tuple[str, str]]:
     """Return the fields of the result as uncut texts, if the run has a single execution."""
     if summary.done != 1 or summary.first_result is None:
         return []
-    fields: list[tuple[str, str]] = []
-    for name, value in list(summary.first_result.outputs.items())[:MAX_FULL_TEXTS]:
-        fields.append((name, value if isinstance(value, str) else format_cell(value)))
-    return fields
+    fields = list(summary.first_result.outputs.items())[:MAX_FULL_TEXTS]
+    return [(name, value if isinstance(value, str) else format_cell(value)) for name, value in fields]
 
 
 def name_execution(noun: str, meta: Meta) -> str:

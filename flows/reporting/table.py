@@ -78,12 +78,9 @@ class OutcomeTable:
         Code often submits its variables beside its results. The table shows these values once.
         """
         variables, hidden = outcome.meta.variables, list_hidden_fields(outcome, self._spec)
-        names: list[str] = []
-        for name, value in get_values(outcome, OUTPUTS).items():
-            is_variable = name in variables and _are_same(variables[name], value)
-            if not is_variable and name not in hidden:
-                names.append(name)
-        return names
+        fields = get_values(outcome, OUTPUTS)
+        new = [name for name, value in fields.items() if name not in variables or not _are_same(variables[name], value)]
+        return [name for name in new if name not in hidden]
 
     def _sort_rows(self) -> list[Row]:
         if self._max_rows is None:
