@@ -41,7 +41,7 @@ READ_CONTEXT = """
 with open({path!r}, encoding="utf-8", errors="replace", newline="") as file:
     text = file.read()
 left_out = f"\\n[... {{len(text) - 2 * {half}:,}} characters left out ...]\\n"
-SUBMIT(text if len(text) <= 2 * {half} else text[:{half}] + left_out + text[-{half}:])
+SUBMIT(text if len(text) <= 2 * {half} else text[:{half}] + left_out + text[len(text) - {half}:])
 """
 
 INSTRUCTIONS = """\

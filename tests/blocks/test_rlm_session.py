@@ -365,6 +365,16 @@ async def test_beyond_the_greatest_depth_a_model_answers_plainly(chat: ChatServe
     assert "trajectory" not in query
 
 
+async def test_a_plain_prompt_without_room_has_nothing_of_its_context(chat: ChatServer) -> None:
+    chat.rule("pp", "many")
+    chat.script = make_script(("", "SUBMIT(rlm_query('p' * 300_000, context='x' * 3_000_000))"))
+    async with open_rlm(NAME, "local:none", on_depth="plain", max_depth=1) as session:
+        await session.ask("how many?")
+    (prompt,) = chat.requests[1].messages
+    assert "3,000,000 characters left out" in prompt
+    assert len(prompt) < 301_000
+
+
 async def test_turns_are_reported_and_questions_wait_for_each_other(chat: ChatServer) -> None:
     chat.script = lambda request: format_turn(f"SUBMIT({request.messages[-1][-1]})")
     heard: list[tuple[int, int, str]] = []
