@@ -168,8 +168,9 @@ class SandboxProvider(SandboxSettings, ABC):
         if self.volume_name is not None:
             settings["volume"] = [self.volume_name, self.volume_mount_path]
         for name in self.result_settings:
-            if getattr(self, name):
-                settings[name] = getattr(self, name)
+            value = getattr(self, name)
+            if value is not None and value is not False:
+                settings[name] = value
         return {**settings, **await asyncio.to_thread(self._files.build_fingerprint)}
 
     async def commit(self) -> str | None:

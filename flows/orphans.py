@@ -74,7 +74,7 @@ async def find_orphans(
     now = time.time() if now is None else now
     # Sandboxes are listed before their runs, so that a run's state is not older than its sandboxes.
     ours = [info for info in await provider.list_sandboxes() if info.labels.get("managed-by") == "rlm-batch"]
-    reasons: dict[str, str] = {}  # by the ids of unused sandboxes
+    reasons: dict[str, str] = {}  # keys: the ids of unused sandboxes
     left: list[str] = []
     by_run = defaultdict[uuid.UUID, list[SandboxInfo]](list)
     by_owner = defaultdict[tuple[str, str], list[SandboxInfo]](list)  # The keys are a description and a process.

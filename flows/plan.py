@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class Outcomes:
     """The outcomes of a flow run, from which its report is built."""
 
-    results: Sequence[Outcome]  # of every execution, in order
-    failures: Sequence[Failure]  # those among the results
+    results: Sequence[Outcome]  # all outcomes, in order
+    failures: Sequence[Failure]  # the failures among them
     results_path: str
     spec: ReportSpec
 

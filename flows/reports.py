@@ -94,7 +94,7 @@ class Report(Sequence[ItemT]):
         Returns:
             A list of cells for each row.
         """
-        shown: dict[int, Outcome] = {}  # by number; a position may differ from it if the run was interrupted
+        shown: dict[int, Outcome] = {}  # keys: numbers, which differ from positions in an interrupted run
         for position, outcome in enumerate(itertools.islice(self.rows_outcomes, limit)):
             shown[position if outcome.meta.index is None else outcome.meta.index] = outcome
         best = {result.meta.index or 0: result for result in self.best_trials}

@@ -193,8 +193,8 @@ def _find_thoughts(text: str) -> list[tuple[int, int]]:
     fences = _Fences(text)
     block: Block | None = None  # the first block that ends behind the tag
     spans: list[tuple[int, int]] = []
-    begin = 0  # of the thought around the tag
-    depth = 0  # of nested thoughts around the tag
+    begin = 0  # offset of the thought around the tag
+    depth = 0  # number of thoughts around the tag
     known_until = 0  # Tags before this offset are decided.
     for number, tag in enumerate(tags):
         if tag["quote"] or tag.start() < known_until:

@@ -70,10 +70,10 @@ class Layout:
     work: str
     tmp: str
     python: str
-    volumes: list[Mount]  # at most one
+    volumes: list[Mount]  # one or none
     packages: list[Mount]
     modules: list[Mount]
-    scripts: list[Mount]  # at most one directory
+    scripts: list[Mount]  # one directory or none
 
     def list_library_mounts(self) -> list[Mount]:
         return [*self.packages, *self.modules, *self.scripts]

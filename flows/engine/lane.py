@@ -58,7 +58,7 @@ class _LaneSandbox:
 
     interpreter: Interpreter
     expires_at: float  # seconds of the event loop's clock
-    opened_at: float | None = None  # when it was requested, by the same clock; None until it is open
+    opened_at: float | None = None  # time of the request, by the same clock; None until it is open
     has_state: bool = False  # True once an execution has begun in the plan's `state_context`
     shared_files: set[str] = field(default_factory=set[str])  # paths of uploaded files for all executions
     own_files: set[str] = field(default_factory=set[str])  # paths of uploaded files for the last execution
@@ -255,7 +255,7 @@ class Lane:
             return
         if sandbox is None or not sandbox.interpreter.is_alive or error.meta is None:
             return
-        run.keepable_count -= 1  # before the uploads, in which other lanes run
+        run.keepable_count -= 1  # The uploads let other lanes run.
         try:
             files = await asyncio.to_thread(build_input_files, execution)
             for path, data in files.items():

@@ -87,7 +87,7 @@ class ContextReader:
         """Ask about a file, or about a list of files, which becomes a dict of texts by name."""
         is_list = isinstance(context_file, list)
         texts = [str(text) for text in context_file] if is_list else [context_file]
-        items: list[str] = []  # of a dict in Python
+        items: list[str] = []  # the pairs of a Python dict
         files: dict[str, Path] = {}
         names = name_files(texts)
         for name, text in names.items():

@@ -220,7 +220,7 @@ class CsvTable:
 
     def _read_all(self) -> None:
         """Count the rows, check the cells of typed columns, and choose a type for each other column."""
-        fitting_types: dict[str, list[ColumnType]] = {}  # by column, after its first cell that is not empty
+        fitting_types: dict[str, list[ColumnType]] = {}  # keys: the columns with a cell that is not empty
         for line, row in self._read_data():
             self._count += 1
             for name, cell in zip(self.names, row, strict=True):

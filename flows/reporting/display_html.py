@@ -73,7 +73,7 @@ def rebuild_html(text: str) -> str:
 
 
 def _rebuild_tag(match: re.Match[str]) -> str:
-    """Return a tag with the attributes that are allowed, or an empty text in the place of other markup."""
+    """Return a tag with the attributes that are allowed, or an empty text for other markup."""
     if match[0] == "<":
         return "&lt;"
     if match["whole"]:  # an element with its content

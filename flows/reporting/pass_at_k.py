@@ -80,7 +80,7 @@ def pass_at_k(
     if k < 1:
         raise ConfigurationError(f"k is {k}: it must be 1 or more")
     names = [by] if isinstance(by, str) else by
-    verdicts: dict[str, list[bool]] = {}  # of the samples of each input
+    verdicts: dict[str, list[bool]] = {}  # verdicts on each input's samples
     counts: Counter[str] = Counter()
     for outcome in outcomes:
         status = get_status(outcome)

@@ -121,7 +121,7 @@ class RunSummary:
     cached: int = 0  # answers that came from the cache
     usage: Usage = field(default_factory=Usage)  # calls, tokens and cost of the language model
     total_usage: Usage | None = None  # `usage` of all attempts, if the ledger has it
-    providers: set[str] = field(default_factory=set[str])  # with their levels of isolation
+    providers: set[str] = field(default_factory=set[str])  # names with levels of isolation
     failures: FailureReasons = field(default_factory=FailureReasons)
     first_result: Result | None = None
     points: Sample[ChartPoint] = field(default_factory=partial(Sample[ChartPoint], MAX_POINTS))

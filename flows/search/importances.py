@@ -22,7 +22,7 @@ class Importances:
 
     shares: dict[str, float]
     method: str  # such as "fANOVA, 200 of 1,000 trials"
-    advice: str = ""  # how to get better ones, if there is a way
+    advice: str = ""  # a way to get better importances, if there is one
 
 
 def compute_importances(summary: "RunSummary") -> Importances | None:

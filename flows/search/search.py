@@ -73,7 +73,7 @@ class Search:
     study: TrialStudy = field(init=False)
     stop: StopRule = field(init=False)
     _digest: str = field(init=False)  # tells this search from others on the same ledger
-    _points: list[Point] = field(default_factory=list[Point])  # of the trials so far, by number
+    _points: list[Point] = field(default_factory=list[Point])  # points of the trials so far, by number
     _recorded_count: int = 0  # trials whose points are from the ledger, which are the first ones
     _pruned: set[int] = field(default_factory=set[int])  # numbers of trials that the pruner ended
     # The outcomes of trials that lack repeats, by the numbers of the trial and of the repeat.

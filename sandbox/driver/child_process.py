@@ -353,7 +353,7 @@ def leave_supervisor(ends: list[int], supervisor_fds: list[int]) -> int:
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_DFL)
     os.setsid()
-    close_all(supervisor_fds)  # before new descriptors are opened: the limit may be reached
+    close_all(supervisor_fds)  # This comes first, because the limit on descriptors may be reached.
     return max(*place_descriptors(ends), *supervisor_fds, *ends)
 
 

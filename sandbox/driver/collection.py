@@ -99,7 +99,7 @@ class Collection:
     def _find_matches(self) -> dict[str, os.stat_result]:
         """Return the states of matching files by path, and of links and too deep directories, which are refused."""
         matches: dict[str, os.stat_result] = {}
-        steps = {".": begin_steps(self._patterns)}  # by directory: what the names below it must match
+        steps = {".": begin_steps(self._patterns)}  # keys: directories; values: the rests of the patterns
         entries = 0
         for folder, directories, files, fd in os.fwalk("."):
             names = [*directories, *files]

@@ -119,7 +119,7 @@ class OrphanKiller:
                 return False
             self._dead.add(pid)
         except ChildProcessError:
-            pass  # it has been reaped
+            pass  # The process was reaped.
         return True
 
 

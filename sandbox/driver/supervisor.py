@@ -120,7 +120,7 @@ class Supervisor:
     def _end_overdue(self, now: float) -> None:
         """Send the heartbeat, and end executions, commits and the driver itself after their deadlines."""
         if now >= min(self._expires_at, self._wire.last_heard + self._silence_seconds):
-            # End also if only the lifetime is over: some providers delete only idle sandboxes.
+            # The end of the lifetime alone counts too: some providers delete only idle sandboxes.
             self._is_done = True
         elif now >= self._wire.last_sent + self._beat_seconds:
             self._wire.send({"op": "beat", "id": 0})

@@ -67,7 +67,7 @@ def _find_argument(statement: ast.stmt) -> ast.expr | None:
 
 
 class _JsonNames(ast.NodeTransformer):
-    """A transformer that replaces true, false and null, which models write in the place of Python's constants."""
+    """A transformer that replaces true, false and null, which models write instead of Python's constants."""
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         return ast.Constant(JSON_NAMES[node.id]) if node.id in JSON_NAMES else node

@@ -213,7 +213,7 @@ class Conversation:
         instructions = _write_instructions(self._python.interpreter, self._settings, queries, context)
         self._messages[:1] = [{"role": "system", "content": instructions}]
         self._add("user", join_texts("\n\n", self._outcome, question))
-        self._outcome = STOPPED  # until the question has an answer
+        self._outcome = STOPPED  # the outcome while the question has no answer
         self._question = self._messages[-1]
 
     def _add(self, role: str, text: str) -> None:

@@ -35,7 +35,7 @@ class EncodedVariable:
     """A value as JSON, which several requests can share.
 
     Attributes:
-        json: Compact JSON, with null in the place of each non-finite number.
+        json: Compact JSON, with null for each non-finite number.
         nonfinite: These numbers by JSON pointer.
     """
 

@@ -8,7 +8,7 @@ import os
 def read_process(pid: int) -> tuple[int, int, str]:
     """Return a process's parent, its start time in clock ticks since boot, and its state. Raises OSError."""
     with open(f"/proc/{pid}/stat", "rb") as file:
-        fields = file.read().rpartition(b")")[2].split()  # from the third field on (man 5 proc)
+        fields = file.read().rpartition(b")")[2].split()  # the third field and the following ones (man 5 proc)
     state, parent, threads, started = fields[0].decode(), int(fields[1]), int(fields[17]), int(fields[19])
     if state == "Z" and threads > 1:  # Its first thread has ended, but others live.
         state = "S"

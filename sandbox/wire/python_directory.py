@@ -24,7 +24,7 @@ IMPORT_LINE = (
 )
 VERSION = f"python{sys.version_info[0]}.{sys.version_info[1]}"
 EXECUTABLES = ("python", "python3", VERSION)
-THREADING_FLAG = "t" if "t" in getattr(sys, "abiflags", "") else ""  # of a Python without a global lock
+THREADING_FLAG = "t" if "t" in getattr(sys, "abiflags", "") else ""  # a Python without a global lock has it
 SITE_DIRECTORIES = ("lib", VERSION + THREADING_FLAG, "site-packages")
 IMPORT_FILE = "rlm-batch.pth"
 

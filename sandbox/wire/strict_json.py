@@ -211,7 +211,7 @@ class _Converter:
             value = array.tolist()
             if is_certainly_json(value):
                 return value
-            if type(value) is kind:  # for example numpy's longdouble, which has no Python equivalent
+            if type(value) is kind:  # numpy's longdouble, for example, has no Python equivalent
                 raise self._refuse(array, place, f"{place} is {add_article(kind.__qualname__)}, which is not JSON")
         except (RecursionError, MemoryError, NotJsonError):
             raise

@@ -28,7 +28,7 @@ START_TIMEOUT_SECONDS = 20.0  # limit for a zygote's start and for a fork; a bus
 PACKET_BYTES = 32 * 1024
 SEND_RETRY_SECONDS = 0.005  # pause when the zygote's queue is full
 MAX_MESSAGE_BYTES = 4096
-MAX_MESSAGE_CHARACTERS = 2000  # of an error's text
+MAX_MESSAGE_CHARACTERS = 2000  # characters of an error's text
 
 
 class ZygoteError(Exception):

@@ -178,7 +178,7 @@ class Channel:
     execution carry its token. Calls carry the `call_token` of the current execution, whichever thread calls.
     """
 
-    NEXT, SETTINGS = -1, -2  # in the place of a call's number: the next execution, and the settings
+    NEXT, SETTINGS = -1, -2  # numbers of the next execution and of the settings
     _NUMBERS = {"execute": NEXT, "start": SETTINGS}  # noqa: RUF012 - numbers of frames that answer no call
 
     def __init__(self, shield: InterruptShield) -> None:
@@ -239,7 +239,7 @@ class Channel:
                     self._has_reader = waiter.is_reader = True
             while waiter.frame is None:
                 if not waiter.is_reader:
-                    waiter.wake_lock.acquire()  # until its frame has arrived, or it becomes the reader
+                    waiter.wake_lock.acquire()  # Wait until the frame arrives, or until this thread becomes the reader.
                     continue
                 if self._shield.accepts_interrupts:
                     self._poll.poll()  # An interrupt may be raised here, but not during a read.

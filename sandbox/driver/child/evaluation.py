@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 IS_COROUTINE = 0x80  # inspect.CO_COROUTINE
 ONLY_AST = 0x400  # ast.PyCF_ONLY_AST
 TOP_LEVEL_AWAIT = 0x2000  # ast.PyCF_ALLOW_TOP_LEVEL_AWAIT: changes only code that awaits
-OPERATORS = " +-*/%&|^@"  # those of augmented assignments, and blanks
+OPERATORS = " +-*/%&|^@"  # operators of augmented assignments, and blanks
 UNCERTAIN = frozenset("()[]{}'\"#;\\\n")  # A line with one of these may not be exactly one statement.
 
 

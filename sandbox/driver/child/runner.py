@@ -69,7 +69,7 @@ class CodeRunner:
         self._parent = 0  # the supervisor's id, in a fork of a prepared process
         self._file_name = CODE_NAME
         self._reserve: bytes | None = None
-        self._common_names: dict[bool, dict[str, Any]] = {}  # by whether there is a language model
+        self._common_names: dict[bool, dict[str, Any]] = {}  # key: True with a language model
         self._driver_names: dict[str, Any] = {}  # names that the driver added, with the values it last set
         self._turn_names: dict[str, Any] = {}  # names that each turn of a model finds unchanged
         self._displays: Displays | None = None  # displays of the current execution
