@@ -1,16 +1,21 @@
 """Resumed chunked jobs: the same results_path runs only the chunks that have no result there."""
 
 import asyncio
+import json
 import math
 import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rlm_batch import Volume, VolumeError, chunks
+from rlm_batch import Volume, VolumeError, chunks, reap
+from rlm_batch.tasks.ledger.ledger import Ledger
 
+from ...infra.waiting import wait_until
 from .job import THREE
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("volumes")]
@@ -41,6 +46,18 @@ async def test_a_complete_job_runs_nothing_and_reads_its_reduction(tmp_path, vol
     assert not set(list_draws(elsewhere).values()) & set(list_draws(first).values())
 
 
+@pytest.mark.full
+async def test_a_ledger_in_a_bucket_records_complete_chunks(s3):
+    options: dict[str, Any] = {"volume_name": "bucket", "reduce": DRAW, "results_path": "s3://results/chunks"}
+    first = await chunks(WRITE_AND_DRAW, THREE, **options)
+    again = await chunks(WRITE_AND_DRAW, {**THREE, 3: [1]}, **options)
+    assert list_draws(again) == {**list_draws(first), "3": again[3].random}
+    assert again.reduction.ids == ["0", "1", "2", "3"]
+    last = await chunks(WRITE_AND_DRAW, {**THREE, 3: [1]}, **options)
+    assert list_draws(last) == list_draws(again)
+    assert last.reduction.outputs == again.reduction.outputs
+
+
 async def test_changed_chunks_and_their_reduction_are_rerun(tmp_path):
     options: dict[str, Any] = {"volume_name": "changed", "reduce": DRAW, "results_path": str(tmp_path / "ledger")}
     first = await chunks(WRITE_AND_DRAW, THREE, **options)
@@ -61,6 +78,50 @@ async def test_only_failed_chunks_are_rerun(tmp_path):
     again = await chunks(code, jobs, **options)
     assert [again[name].random for name in "ac"] == [first[name].random for name in "ac"]
     assert again.reduction.ids == ["a", "b", "c"]
+
+
+@pytest.mark.full
+def test_a_killed_job_resumes_only_incomplete_chunks(tmp_path, server, volumes):
+    """Kill the host with SIGKILL in the middle, and run its program again."""
+    data, ledger = tmp_path / "rows.jsonl", tmp_path / "ledger"
+    data.write_text("".join(json.dumps({"n": n, "text": "word " * (n % 7)}) + "\n" for n in range(400)))
+    program = f"""
+import asyncio, sys
+from rlm_batch import chunks
+code = '''
+import os, time
+while int(chunk_id) >= 12 and not os.path.exists(VOLUME + "/go"):
+    time.sleep(0.05)
+save_to_volume(f"words/{{chunk_id}}", str(sum(len(row["text"].split()) for row in data)))
+SUBMIT(rows=len(data))
+'''
+reduce = '''
+SUBMIT(words=sum(int(load_from_volume(path)) for path in list_volume("words")),
+       rows=sum(fields["rows"] for fields in results.values()))
+'''
+report = asyncio.run(chunks(code, data={str(data)!r}, chunk_size=10, volume_name="killed", max_workers=4,
+                            reduce=reduce, results_path={str(ledger)!r}))
+print(report.reduction.words, report.reduction.rows, len(report.results))
+"""
+
+    def count_lines() -> int:
+        return sum(1 for _ in Ledger(ledger).read_lines())
+
+    host = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: count_lines() == 12)
+        # All four sandboxes are open and wait for the file, so none is being created or removed.
+        wait_until(lambda: len(list(Path(tempfile.gettempdir()).glob("rlm-batch-*/sandbox.json"))) == 4)
+    finally:
+        host.kill()
+        host.wait()
+    assert count_lines() == 12
+    asyncio.run(reap())
+    Volume("killed").put("go", "")
+    again = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True)
+    words = sum(n % 7 for n in range(400))
+    assert again.stdout.split() == [str(words), "400", "40"]
+    assert count_lines() == 12 + 28 + 1
 
 
 async def test_any_chunk_result_is_read_from_the_ledger_and_reduced(tmp_path):

@@ -2,15 +2,17 @@
 
 import json
 import subprocess
+import uuid
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prefect import get_client
 from prefect.client.schemas.responses import SetStateStatus
 from pydantic import SecretStr
 
-from rlm_batch import DaytonaSandbox, LocalSandbox, ModalSandbox, batch, load_report
+from rlm_batch import DaytonaSandbox, ExecutionsFailed, LocalSandbox, ModalSandbox, batch, load_report
 from rlm_batch.tasks.execution import assign_keys
 
 from ...infra.deployed import Deployed
@@ -52,6 +54,19 @@ async def test_prefects_retry_runs_only_executions_without_a_result(
         (f"rlm-batch-{deployment}-report", "8 of 8 executions succeeded"),
     ]
     assert Counter(line["status"] for line in read_lines(results / str(flow.run.id))) == {"succeeded": 8, "failed": 3}
+
+
+@pytest.mark.full
+async def test_a_run_without_a_deployment_says_how_to_resume_it(counter: ExecutionCounter, tmp_path: Path) -> None:
+    inputs = [{"x": x, "address": counter.address} for x in range(4)]
+    with pytest.raises(ExecutionsFailed, match="run it again with the same `results_path`") as raised:
+        await batch(LATER, inputs, provider="local:none")
+    async with get_client() as client:
+        run = await client.read_flow_run(uuid.UUID(Path(raised.value.results_path).name))
+    assert await Deployed(run).retry() == SetStateStatus.ABORT
+    results = await batch(LATER, inputs, provider="local:none", results_path=raised.value.results_path)
+    assert [result.y for result in results] == [0, 1, 4, 9]
+    assert counter.counts == {"0": 2, "1": 1, "2": 1, "3": 2}
 
 
 @pytest.mark.full
