@@ -175,7 +175,7 @@ class Terminal:
     def start_waiting(self, **settings: str) -> subprocess.Popen[str]:
         """Start a batch whose execution waits for the file `go`, and return when the execution runs."""
         words = ("batch", "wait.py", "--inputs", "wait.csv", "--provider", "local:none", "--results-path", "results")
-        process = self.start(*words, **settings)
+        process = self.start(*words, command=(COMMAND,), **settings)
         wait_until(lambda: process.poll() is not None or (self.here / "begun").exists(), timeout=PATIENCE)
         assert process.poll() is None, process.communicate()
         return process

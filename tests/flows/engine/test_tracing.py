@@ -90,7 +90,7 @@ async def test_a_batchs_trace_has_executions_and_queries_with_their_cost(chat, e
     assert (run.attributes["rlm_batch.executions"], run.attributes["rlm_batch.executions.failed"]) == (4, 1)
     executions = exported.find("execute_tool python")
     # Parents, from the inside out: the task run's span, the project's span of the flow run, and Prefect's span.
-    by_id = {read_id(span): span for span in exported.spans}
+    by_id: dict[int | None, Any] = {read_id(span): span for span in exported.spans}
     task_runs = [by_id[read_parent(span)] for span in executions]
     assert [(read_scope(span), read_parent(span)) for span in task_runs] == [("prefect", read_id(run))] * 4
     flow_run = by_id[read_parent(run)]
@@ -136,7 +136,7 @@ async def test_a_recursive_query_is_an_agent_span_with_its_calls(chat, exported)
     (execution,) = exported.find("execute_tool python")
     outer, inner = sorted(exported.find("invoke_agent rlm"), key=lambda span: span.attributes["rlm_batch.query.depth"])
     # The span of each recursive query is below the span of the query's task run.
-    parents = {read_id(span): read_parent(span) for span in exported.spans}
+    parents: dict[int | None, int | None] = {read_id(span): read_parent(span) for span in exported.spans}
     assert (parents[read_parent(outer)], parents[read_parent(inner)]) == (read_id(execution), read_id(outer))
     chats = exported.find("chat gpt-4o-mini")
     assert Counter(map(read_parent, chats)) == {read_id(outer): 2, read_id(inner): 2}
