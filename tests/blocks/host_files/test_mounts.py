@@ -82,11 +82,11 @@ def test_overlapping_mounts_and_paths_of_volume_or_python_are_refused(data: Path
     for source in (volumes, volumes / "shared"):
         with pytest.raises(ConfigurationError, match="overlap: leave the mount out"):
             LocalInterpreter(mounts={"/elsewhere": source}, volume_name="shared")
-    prefix = find_python_prefixes()[0]
-    for target in (prefix, os.path.dirname(prefix), f"{prefix}/lib/x"):
-        (mount,) = read_mounts({target: data}, is_uploaded=False)
-        with pytest.raises(ConfigurationError, match="contains Python's files"):
-            check_mount_places([mount], "bubblewrap")
+    for prefix in find_python_prefixes():  # The system's Python has none: its directories are refused as the system's.
+        for target in (prefix, os.path.dirname(prefix), f"{prefix}/lib/x"):
+            (mount,) = read_mounts({target: data}, is_uploaded=False)
+            with pytest.raises(ConfigurationError, match="contains Python's files"):
+                check_mount_places([mount], "bubblewrap")
 
 
 def _make_socket(path: Path) -> None:
