@@ -126,7 +126,7 @@ class ProviderSandboxes:
         return await provider.open(provider.labels(""))
 
     async def _load_default_block(self) -> Any:
-        """Return the saved block, or None if there is none. The provider's own error then says what is missing."""
+        """Return the saved block, or None if it is missing. The provider's own error then says what is missing."""
         from .saved_blocks import has_prefect_server, load_saved_block
 
         if has_prefect_server():

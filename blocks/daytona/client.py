@@ -72,6 +72,6 @@ def _close_clients() -> None:
 
 
 def get_account_key(settings: DaytonaSettings) -> tuple[str | None, ...]:
-    """Return key, address and region of an account, and the variables that the SDK reads if one of them is None."""
+    """Return key, address and region of an account, and the variables by which the SDK replaces missing ones."""
     values = [settings.reveal_account_setting(name) for name in ("api_key", "api_url", "target")]
     return (*values, *(os.environ.get(f"DAYTONA_{name}") for name in ENVIRONMENT_NAMES))

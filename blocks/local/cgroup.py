@@ -53,7 +53,7 @@ def _may_create_groups(path: Path) -> bool:
 def _enable_controllers(path: Path) -> tuple[str, ...]:
     """Enable the controllers for the groups below a group, and return those that are enabled then.
 
-    The kernel refuses this for a group that has processes of its own.
+    The kernel refuses this for a group that directly contains processes.
     """
     switches = path / "cgroup.subtree_control"
     try:

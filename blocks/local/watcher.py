@@ -96,7 +96,7 @@ def _measure_memory(pids: list[int]) -> dict[int, int]:
 
 
 def _read_kib_fields(path: str) -> dict[str, int]:
-    """Return the fields of a file in /proc that are in KiB, by name. A file that cannot be read has none."""
+    """Return the fields of a file in /proc that are in KiB, by name; empty if it cannot be read."""
     fields: dict[str, int] = {}
     with suppress(OSError, ValueError), open(path) as file:
         for line in file:
@@ -123,7 +123,7 @@ def _measure_files(descriptors: str, counted_inodes: set[int]) -> int:
 def start_watcher(process: int) -> set[WatchedSandbox]:
     """Start the watcher thread of this process, and return the set of sandboxes that it checks.
 
-    `process` is the id of this process. A forked process has another id, and starts a thread of its own.
+    `process` is the id of this process. A forked process has another id, and starts another thread.
     """
     sandboxes = set[WatchedSandbox]()
     threading.Thread(target=_check_forever, args=(sandboxes,), name="rlm-batch-limits", daemon=True).start()
