@@ -74,7 +74,7 @@ def build_report(
         title=f"{record.flow}: {record.name}" if record.name else record.flow,
         noun=spec.noun,
         figures=build_summary_rows(summary, records, importances),
-        charts=build_charts(summary, importances),
+        charts=build_charts(summary),
         fields=_list_only_fields(summary),
         table_title=table_title,
         rows=rows if len(rows) > 1 else [],

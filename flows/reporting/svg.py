@@ -15,6 +15,7 @@ LOG_SCALE_RATIO = 1000  # an axis is logarithmic if its greatest value is this m
 LEAST_SPAN = 1e-300  # the least span of an axis: floats have no ticks within a smaller one
 MAX_TICKS = 12
 MAX_LABEL_CHARACTERS = 80
+LINE_CHARACTERS = 96  # characters of all labels below a plot
 MANY_DOTS = 200  # more dots are smaller
 # Each colour is a variable in the picture's CSS. The page, or the browser, decides whether it is light or dark.
 COLORS = ("ink", "grid", "paper", "dot", "line", "failure")
@@ -102,10 +103,10 @@ class Drawing:
         self.add_text(middle, HEIGHT - 12, across, "middle")
         self.add_text(16, HEIGHT / 2, up, "middle", more=f' transform="rotate(-90 16 {HEIGHT / 2})"')
 
-    def write(self, height: float = HEIGHT) -> str:
+    def write(self) -> str:
         """Return the picture as SVG."""
         style = f"svg{{{_list_colors(LIGHT)}}}@media(prefers-color-scheme:dark){{svg{{{_list_colors(DARK)}}}}}"
-        size = f'width="{WIDTH}" height="{height:.0f}" viewBox="0 0 {WIDTH} {height:.0f}"'
+        size = f'width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}"'
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="system-ui, sans-serif"><style>{style}</style>'
             f'<rect width="100%" height="100%" fill="{PAPER}"/>{"".join(self._shapes)}</svg>'
@@ -116,16 +117,22 @@ class Plot(Drawing):
     """A picture with two axes and a grid. Its dots and lines are in the units of the axes."""
 
     def __init__(
-        self, title: str, xs: Sequence[float], ys: Sequence[float], across: str, up: str, *, whole: bool = False
-    ) -> None:
+        self, title: str, xs: Sequence[float], ys: Sequence[float], across: str, up: str, *, whole: bool = False,
+        names: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        """Begin a plot of points at `xs` and `ys`. With `names`, each x is the position of a name."""
         super().__init__(title)
-        self.x = Axis(min(xs), max(xs), LEFT + 12, RIGHT - 12, whole=whole)
+        self.x = Axis(min(xs), max(xs), LEFT + 12, RIGHT - 12, whole=whole or len(names) > 0)
         self.y = Axis(min(ys), max(ys), BOTTOM - 10, TOP + 10)
         for tick in self.y.ticks():
             self.add_path(f"M{LEFT} {self.y.at(tick):.1f}H{RIGHT}", f'stroke="{GRID}"')
             self.add_text(LEFT - 8, self.y.at(tick) + 4, f"{tick:.4g}", "end")
-        for tick in self.x.ticks():
-            self.add_text(self.x.at(tick), BOTTOM + 18, f"{tick:.0f}" if whole else f"{tick:.4g}", "middle")
+        labels = [(tick, f"{tick:.0f}" if whole else f"{tick:.4g}") for tick in self.x.ticks()]
+        if names:
+            shown = thin_out(len(names), MAX_TICKS)
+            labels = [(number, shorten(names[number], LINE_CHARACTERS // len(shown))) for number in shown]
+        for x, label in labels:
+            self.add_text(self.x.at(x), BOTTOM + 18, label, "middle")
         self.add_path(f"M{LEFT} {TOP}V{BOTTOM}H{RIGHT}", f'stroke="{INK}"')
         self.add_axis_titles((LEFT + RIGHT) / 2, across, up)
 
@@ -152,3 +159,8 @@ def _list_colors(colors: Sequence[str]) -> str:
 def shorten(text: str, length: int) -> str:
     """Return the text, cut to a length."""
     return text if len(text) <= length else text[: length - 3] + "..."
+
+
+def thin_out(count: int, most: int) -> range:
+    """Return at most `most` evenly spaced numbers below `count`."""
+    return range(0, count, max(1, math.ceil(count / max(1, most))))

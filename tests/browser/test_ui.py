@@ -92,7 +92,7 @@ def test_the_ui_shows_a_runs_report_and_chart_without_running_scripts(
     said = '<img src=http://127.0.0.1:9/x onerror="document.title=1"> | **b**'
     note = f"CodeError: the code raised ValueError (line 1): {said}"
     pictures = "[...document.images].filter(i => i.src.startsWith('data:image/svg') && i.naturalWidth > 300).length"
-    page.until(lambda: page.js(pictures) == 3, "the three charts")
+    page.until(lambda: page.js(pictures) == 2, "the two charts")
     cells = page.js("[...document.querySelectorAll('td')].map(e => e.innerText.trim())")
     assert {"best", note} <= set(cells)
     assert page.js("[...document.images].every(i => !i.src.includes(':9/'))")
