@@ -50,7 +50,7 @@ from .inputs.conversion import (
     find_content,
 )
 from .inputs.host_paths import locate_ledger
-from .inputs.spilling import PARAMETER_LIMIT, read_text_reference
+from .inputs.spilling import PARAMETER_LIMIT, read_spilled_parameters, read_text_reference
 from .inputs.tables import ProgressReport
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class FlowParameters(Generic[R]):
     def parse(cls, values: Mapping[str, Any]) -> Self:
         """Convert and check the parameters of one run. Raises ConfigurationError."""
         try:
-            parameters = cls(**convert_parameters(dict(values), find_contents(cls)))
+            parameters = cls(**convert_parameters(read_spilled_parameters(values), find_contents(cls)))
         except ValidationError as error:
             raise ConfigurationError(describe_problems(error)) from None
         parameters._check_combination()

@@ -12,7 +12,7 @@ from ...sandbox.errors import ConfigurationError
 from ...tasks.repeats import Item
 from .file_patterns import compute_file_digest
 from .host_paths import check_input_path
-from .spilling import read_json_reference, spill_text
+from .spilling import spill_text
 
 CONTEXT_COLUMNS = ("context", "context_file", "context_volume_path")  # parameters, and columns of a row
 FOLDER = ".rlm-contexts"  # folder of contexts in the sandbox
@@ -71,7 +71,7 @@ class ContextReader:
         if "context_file" in context:
             return self._read_files(context["context_file"], variables)
         if "context" in context:
-            return self._read_value(read_json_reference(context["context"]), variables)
+            return self._read_value(context["context"], variables)
         return (ASK_WITHOUT, variables)
 
     def _read_value(self, context: Any, variables: dict[str, Any]) -> Item:

@@ -30,12 +30,12 @@ DATA_PARAMETERS = ("inputs", "points", "data")  # parameters that take files of 
 
 
 class Content(Enum):
-    """The content of a parameter, which its type names: how values become JSON, and which may go to a file."""
+    """The content of a parameter, which its type names, and which decides how values become JSON."""
 
     CODE = "code"
     STEP = "step"  # A later step may look like a file's name, such as `x.py`.
     PREPARATION = "prepare"  # A function is refused, because its names are local.
-    CONTEXT = "context"  # NAME_file names the file of a text that Prefect cannot hold.
+    CONTEXT = "context"
     ROWS = "rows"
     ITEMS = "items"
     GRID = "grid"
@@ -46,6 +46,11 @@ class Content(Enum):
     def is_code(self) -> bool:
         """True if a function becomes its source, and `@` before a path names a file of code."""
         return self in (Content.CODE, Content.STEP, Content.PREPARATION)
+
+    @property
+    def is_path_if_text(self) -> bool:
+        """True if a text is the path of a file with the values."""
+        return not self.is_code and self is not Content.CONTEXT
 
 
 # The types of parameters. Type checkers see the values that callers may pass. At run time Prefect's checks, schemas and

@@ -3,75 +3,63 @@
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ...blocks.storage.location import write_file
 from ...blocks.storage.location_parsing import parse_scheme
 from ...sandbox.errors import ConfigurationError
-from ...sandbox.requests.code_text import declare_utf8, decode_code
+from ...sandbox.requests.code_text import decode_code
 from ...tasks.ledger.result_index import get_spill_directory
 from .conversion import Content
 from .host_paths import read_input
-from .readers import normalize_chunk_ids
 
-CODE_LISTS = (Content.CODE, Content.STEP)
-# Contents whose lists are stored in a file.
-LISTS = (*CODE_LISTS, Content.ROWS, Content.ITEMS, Content.DATA_BY_ID)
 PARAMETER_LIMIT = 256 * 1024  # bytes of a parameter; Prefect refuses flow runs with parameters over 512 KiB in all
-SUFFIXES_OF_LISTS = (".jsonl", ".ndjson", ".json")  # Files with a list of codes or inputs.
+SUFFIXES_OF_LISTS = (".jsonl", ".ndjson", ".json")  # Files with a list of codes.
+SPILLED_PARAMETER = re.compile(r"@/.*/[0-9a-f]{24}\.json")  # the reference to the file of a parameter
 # Limits of Prefect's server for parameters. After one run with an integer outside this range it cannot list any
 # runs. With Postgres it refuses a run with a NUL.
 INTEGERS = range(-(2**63), 2**64)
 NUL = "\0"
-JSON_FILE = "<file of JSON>"  # the only key of a dict that names the file of a long value
 
 
 def spill_long_parameters(parameters: dict[str, Any], contents: Mapping[str, Content]) -> dict[str, Any]:
-    """Return the parameters with a reference to a file for each list or text that Prefect cannot hold.
+    """Return the parameters, with a reference to a file of JSON in the place of each value that Prefect cannot hold.
 
-    Such a list or text is too long, or has an integer of more than 64 bits or a NUL in it. Raises ConfigurationError if
-    any other parameter has one, or if text is not UTF-8.
+    Such a value is too long, or has an integer of more than 64 bits or a NUL in it. Raises ConfigurationError if a path
+    or a setting has one, or if text is not UTF-8.
     """
     short = dict(parameters)
     for name, value in parameters.items():
+        data = json.dumps(value).encode()
+        can_be_stored = _can_be_stored(name, value)
         content = contents.get(name)
-        problem = _find_unstorable(name, value)
-        data = _encode_for_file(content, value)
-        if data is None:
-            if problem is not None:
-                raise ConfigurationError(f"{name} has {problem}, or give it in inputs, points or data")
-        elif problem is None and len(data) <= PARAMETER_LIMIT:
-            continue
-        elif content is Content.CONTEXT and isinstance(value, str):
-            del short[name]
-            short[f"{name}_file"] = spill_text(value)
-        elif content is Content.CONTEXT:
-            short[name] = {JSON_FILE: _write_once(data, ".txt")}
-        elif isinstance(value, str):
-            short[name] = f"@{spill_text(declare_utf8(value))}"
-        else:
-            path = _write_once(data, ".jsonl")
-            short[name] = f"@{path}" if content in CODE_LISTS else path
+        is_path_or_setting = content is None or (content.is_path_if_text and isinstance(value, str))
+        if is_path_or_setting and not can_be_stored:
+            raise ConfigurationError(
+                f"{name} has a NUL character or an integer of more than 64 bits, which Prefect's server cannot hold: "
+                "leave it out"
+            )
+        if len(data) > PARAMETER_LIMIT or not can_be_stored:
+            short[name] = f"@{_write_once(data, '.json')}"
     return short
 
 
-def _encode_for_file(content: Content | None, value: Any) -> bytes | None:
-    """Return a parameter as bytes, or None if it cannot be in a file."""
-    if content is Content.CONTEXT and value is not None:
-        return json.dumps(value).encode()
-    if content is not None and content.is_code and isinstance(value, str):
-        return value.encode()
-    if content in LISTS and isinstance(value, (list, dict)):
-        items = value
-        if isinstance(value, dict):
-            items = [{"id": name, "data": data} for name, data in normalize_chunk_ids(value).items()]
-        return "".join(json.dumps(item, separators=(",", ":")) + "\n" for item in items).encode("ascii")
-    return None
+def read_spilled_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters, with the values of those in files. Raises ConfigurationError if one cannot be read."""
+    values = dict(parameters)
+    for name, value in parameters.items():
+        if isinstance(value, str) and SPILLED_PARAMETER.fullmatch(value):
+            try:
+                values[name] = json.loads(read_input(value[1:]))
+            except (OSError, ValueError) as error:
+                raise ConfigurationError(f"the file of the long parameter `{name}` cannot be read: {error}") from None
+    return values
 
 
-def _find_unstorable(name: str, value: Any) -> str | None:
-    """Return what Prefect's server cannot hold in a JSON value, as a phrase with a remedy, or None.
+def _can_be_stored(name: str, value: Any) -> bool:
+    """Return whether Prefect's server can hold the scalars in a JSON value.
 
     Raises ConfigurationError for text that is not UTF-8, because Prefect and sandboxes refuse such text.
     """
@@ -82,11 +70,8 @@ def _find_unstorable(name: str, value: Any) -> str | None:
             f"{name} has text with a lone surrogate, which is not UTF-8: replace it, as "
             "text.encode('utf-8', 'replace').decode() does"
         )
-    if any(isinstance(scalar, int) and scalar not in INTEGERS for scalar in scalars):
-        return "an integer of more than 64 bits, which Prefect's server cannot hold: give it as text"
-    if any(NUL in text for text in texts):
-        return "a NUL character, which Prefect's server cannot hold on Postgres: leave it out"
-    return None
+    has_long_integer = any(isinstance(scalar, int) and scalar not in INTEGERS for scalar in scalars)
+    return not has_long_integer and not any(NUL in text for text in texts)
 
 
 def _list_scalars(value: Any) -> Iterator[Any]:
@@ -98,13 +83,6 @@ def _list_scalars(value: Any) -> Iterator[Any]:
             yield from _list_scalars(item)
     else:
         yield value
-
-
-def read_json_reference(value: Any) -> Any:
-    """Return the JSON value of a parameter, or of its file. Raises OSError and ConfigurationError."""
-    if not isinstance(value, dict) or value.keys() != {JSON_FILE}:
-        return value
-    return json.loads(read_input(str(value[JSON_FILE])))
 
 
 def spill_text(text: str) -> str:

@@ -18,6 +18,7 @@ from ..inputs.contexts import CONTEXT_COLUMNS, ContextReader, find_context
 from ..inputs.conversion import AnswerTypeText, ContextValue, Items, ModelText, PathText, TurnFunction, Variables
 from ..inputs.readers import Inputs as InputRows
 from ..inputs.readers import get_column_types, read_inputs, read_lines
+from ..inputs.spilling import read_spilled_parameters
 from ..inputs.tables import ProgressReport
 from ..parameters import CommandLineForm, FlowParameters, LaneParameters, Types
 from ..plan import Item, Outcomes, Plan
@@ -167,7 +168,7 @@ class RlmParameters(RlmOptions, FlowParameters[RlmAnswer | RlmAnswers]):
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> Self:
         """Convert and check the parameters. A path as `context` becomes `context_file`, and a type its JSON."""
-        values = dict(values)
+        values = read_spilled_parameters(values)
         context = values.get("context")
         items: list[Any] = context if isinstance(context, list) else [context]  # type: ignore[reportUnknownVariableType]
         has_paths = bool(items) and all(isinstance(item, PurePath) for item in items)

@@ -24,7 +24,7 @@ create table if not exists results (
     key text primary key, path text not null, start integer not null, length integer not null);
 """
 
-SPILLED_FILE = re.compile(r"[0-9a-f]{24}\.(jsonl|txt)")  # a hash of the content
+SPILLED_FILE = re.compile(r"[0-9a-f]{24}\.(jsonl?|txt)")  # a hash of the content
 ReadKeys = Callable[[Path, int], Iterator[tuple[str | None, LinePosition]]]
 
 

@@ -24,7 +24,7 @@ from rlm_batch.blocks.registry import resolve_provider
 from rlm_batch.flows.inputs import host_paths
 from rlm_batch.flows.inputs.host_paths import locate_ledger
 from rlm_batch.flows.inputs.readers import build_chunks
-from rlm_batch.flows.inputs.spilling import read_text_reference, spill_long_parameters
+from rlm_batch.flows.inputs.spilling import spill_long_parameters
 from rlm_batch.flows.parameters import find_contents
 from rlm_batch.flows.plans.batch import BatchParameters
 from rlm_batch.flows.plans.rlm import RlmParameters
@@ -254,32 +254,36 @@ def test_a_directory_replaced_by_a_link_after_its_check_is_refused(
 @pytest.mark.usefixtures("as_worker")
 def test_files_spilled_by_our_command_are_allowed() -> None:
     lines = [{"x": "x" * 1000, "number": number} for number in range(400)]
-    code = "#" * 300_000
-    short = spill_long_parameters({"code": code, "inputs": lines}, find_contents(BatchParameters))
-    short |= spill_long_parameters({"context": code}, find_contents(RlmParameters))
-    assert [variables for _, variables in plan_batch(short["code"], short["inputs"])] == lines
-    assert read_text_reference(short["code"]) == code
-    assert read_context(short["context_file"]) == code
-    os.remove(short["inputs"])
-    with pytest.raises(ConfigurationError, match="No such file"):
-        plan_batch(short["code"], short["inputs"])
+    values = {"code": "#" * 300_000, "inputs": lines}
+    short = spill_long_parameters(values, find_contents(BatchParameters))
+    assert values == {name: getattr(BatchParameters.parse(short), name) for name in short}
+    os.remove(short["inputs"].removeprefix("@"))
+    with pytest.raises(ConfigurationError, match=r"`inputs` cannot be read: .*No such file"):
+        BatchParameters.parse(short)
 
 
 @pytest.mark.usefixtures("as_worker")
 def test_other_files_are_not_taken_for_spilled_ones(outside: Path, results: Path) -> None:
-    inputs = [{"x": "x" * 300_000}]
-    spilled = Path(spill_long_parameters({"inputs": inputs}, find_contents(BatchParameters))["inputs"])
+    def read(path: str) -> Any:
+        return BatchParameters.parse({"code": "SUBMIT(id)", "inputs": f"@{path}"})
+
+    long_inputs = [{"x": "x" * 300_000}]
+    reference = spill_long_parameters({"inputs": long_inputs}, find_contents(BatchParameters))["inputs"]
+    spilled = Path(reference.removeprefix("@"))
     assert spilled.parent == results / "inputs"
-    link, other, elsewhere = (spilled.with_name(f"{'0' * 24}.jsonl"), spilled.with_name("x.jsonl"), outside.parent)
+    link, elsewhere = spilled.with_name(f"{'0' * 24}.json"), outside.parent
     link.symlink_to(outside)
-    other.write_text(outside.read_text())
     (elsewhere / spilled.name).write_text(outside.read_text())
     (spilled.parent / ("1" * 24)).mkdir()
-    for path in (link, other, elsewhere / spilled.name, spilled.parent / ("1" * 24) / spilled.name, f"{spilled}/.."):
-        assert_refused(READERS["inputs"], str(path))
+    for path in (link, elsewhere / spilled.name, spilled.parent / ("1" * 24) / spilled.name):
+        assert_refused(read, str(path))
+    other = spilled.with_name("x.json")
+    other.write_text(outside.read_text())
+    for path in (str(other), f"{spilled}/.."):
+        assert_refused(READERS["code"], path)
     if os.geteuid() == 0:
         os.chown(spilled, 12345, 12345)
-        assert_refused(READERS["inputs"], str(spilled))
+        assert_refused(read, str(spilled))
 
 
 # ------------------------------------------------------------------------------------------------------------ locations
