@@ -10,13 +10,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from ..flows.listener import FlowListener
 from ..flows.plans.rlm import NOUN as QUESTION
-from ..flows.reporting.best_trials import BestTrials
-from ..flows.reporting.groups import GroupCollector
-from ..sandbox.errors import NotRun
-from ..sandbox.outcomes.outcome_json import get_status
+from ..flows.reporting.summary import RunSummary
 from ..sandbox.outcomes.text_escape import escape_text
 from ..sandbox.queries.records import RlmEvent
-from ..sandbox.result import Failure, Outcome, Result
+from ..sandbox.result import Outcome
 from ..tasks.ledger.run_record import ReportSpec
 from ..tasks.redrawn_lines import RedrawnLines
 from .option_names import name_options
@@ -42,8 +39,6 @@ class ProgressDisplay(FlowListener):
     """
 
     def __init__(self) -> None:
-        self._best = BestTrials(ReportSpec())
-        self._groups: GroupCollector | None = None
         self._console = Console(stderr=True)
         self._live = self._console.is_terminal
         self._progress = Progress(
@@ -57,15 +52,18 @@ class ProgressDisplay(FlowListener):
             transient=True,
         )
         self._task = self._progress.add_task("starting", total=None, counts="")
-        self.spec = ReportSpec()
-        self._total = self._done = self._failed = self._cached = self._pruned = 0
-        self._skipped = 0  # executions that did not run, which do not count as failed
-        self._unfinished = 0  # failed executions that did not run to the end
+        self._summary = RunSummary(ReportSpec())
+        self._total = self._cached = 0
         self._running: set[int] = set()
         self._started_at = self._printed_at = time.monotonic()
         self.results_path = self.run_name = ""
         self._output = {stream: RedrawnLines(MAX_LINE_CHARACTERS) for stream in ("stdout", "stderr")}
         self.orphans: list[OrphanedSandbox] = []  # Sandboxes that the reap flow removed, or would remove.
+
+    @property
+    def spec(self) -> ReportSpec:
+        """The settings of the run's reports."""
+        return self._summary.spec
 
     def __enter__(self) -> Self:
         if self._live:
@@ -75,7 +73,7 @@ class ProgressDisplay(FlowListener):
     def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
         if self._live:
             self._progress.stop()
-        if self._total and (self._done or error_type is None):
+        if self._total and (self._summary.done or error_type is None):
             self._console.print(self._summarize(), highlight=False, markup=False)
 
     def on_prefect_start(self) -> None:
@@ -89,12 +87,8 @@ class ProgressDisplay(FlowListener):
         else:
             self._print(text)
 
-    def on_start(self, total: int, environment: str, results_path: str, report_spec: ReportSpec, run_name: str) -> None:
-        self._total, self.results_path, self.run_name = total, results_path, run_name
-        self._best = BestTrials(report_spec)
-        self.spec = report_spec
-        if report_spec.repeats is not None:
-            self._groups = GroupCollector(report_spec)
+    def on_start(self, total: int, environment: str, results_path: str, summary: RunSummary, run_name: str) -> None:
+        self._total, self.results_path, self.run_name, self._summary = total, results_path, run_name, summary
         self._started_at = self._printed_at = time.monotonic()
         noun = "execution" if total == 1 else "executions"
         self._print(f"{total} {noun} {environment}")
@@ -128,23 +122,11 @@ class ProgressDisplay(FlowListener):
             for line in lines.finish():
                 if line:
                     self._print_output(line)
-        meta = outcome.meta
-        self._done += 1
-        if isinstance(outcome, Failure):
-            if isinstance(outcome.error, NotRun):
-                self._skipped += 1
-            else:
-                self._failed += 1
-        self._unfinished += get_status(outcome) == "unfinished"
         self._cached += cached
-        self._pruned += meta.pruned
-        row = outcome if self._groups is None or meta.group is None else self._groups.add(outcome)
-        if isinstance(row, Result):
-            self._best.consider(row)
-        if meta.index is not None:
-            self._running.discard(meta.index)
+        if outcome.meta.index is not None:
+            self._running.discard(outcome.meta.index)
         # The lane starts its next execution now. A line before that start would count one running execution too few.
-        is_last = self._done + len(self._running) >= self._total
+        is_last = self._summary.done + len(self._running) >= self._total
         if self._live or cached or is_last:
             self._refresh()
 
@@ -153,40 +135,40 @@ class ProgressDisplay(FlowListener):
 
     def _refresh(self) -> None:
         if self._live:
-            self._progress.update(self._task, completed=self._done, counts=self._describe_counts())
+            self._progress.update(self._task, completed=self._summary.done, counts=self._describe_counts())
             return
-        now = time.monotonic()
-        if now >= self._printed_at + PLAIN_INTERVAL_SECONDS and self._done < self._total:
+        now, done = time.monotonic(), self._summary.done
+        if now >= self._printed_at + PLAIN_INTERVAL_SECONDS and done < self._total:
             self._printed_at = now
-            line = f"{self._done} of {self._total} done, {self._describe_counts()}"
-            if self._done:
-                seconds_each = (now - self._started_at) / self._done
-                line += f", about {seconds_each * (self._total - self._done):.0f} s left"
+            line = f"{done} of {self._total} done, {self._describe_counts()}"
+            if done:
+                seconds_each = (now - self._started_at) / done
+                line += f", about {seconds_each * (self._total - done):.0f} s left"
             self._print(line)
 
     def _describe_counts(self) -> str:
-        counts = f"{self._failed} failed, {len(self._running)} running"
-        if self._pruned:
-            counts = f"{self._pruned} pruned, {counts}"
-        if self._best.score is not None:
-            counts += f", best {self._best.score:.6g}"
-        elif self._best.results:
-            counts += f", {len(self._best.results)} on the front"
+        summary, best = self._summary, self._summary.best
+        counts = f"{summary.failed} failed, {len(self._running)} running"
+        if summary.pruned:
+            counts = f"{summary.pruned} pruned, {counts}"
+        if best.score is not None:
+            counts += f", best {best.score:.6g}"
+        elif best.results:
+            counts += f", {len(best.results)} on the front"
         return counts
 
     def _summarize(self) -> str:
-        seconds = time.monotonic() - self._started_at
-        succeeded = self._done - self._failed - self._skipped
-        text = f"{self._done} of {self._total} done in {seconds:.1f} s: {succeeded} succeeded"
-        if self._pruned:
-            text += f", {self._pruned} of them pruned"
+        summary, seconds = self._summary, time.monotonic() - self._started_at
+        text = f"{summary.done} of {self._total} done in {seconds:.1f} s: {summary.succeeded} succeeded"
+        if summary.pruned:
+            text += f", {summary.pruned} of them pruned"
         if self._cached:
             text += f", {self._cached} from earlier runs"
-        text += f", {self._failed} failed"
-        if self._skipped:
-            text += f", {self._skipped} not run"
-        if self._unfinished:
-            text += f"; {self._unfinished} did not run to the end"
+        text += f", {summary.failed} failed"
+        if summary.not_run:
+            text += f", {summary.not_run} not run"
+        if summary.unfinished:
+            text += f"; {summary.unfinished} did not run to the end"
         return text
 
     def _print_output(self, line: str) -> None:

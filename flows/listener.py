@@ -3,15 +3,15 @@
 import html
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..sandbox.queries.records import RlmEvent
 from ..sandbox.result import Outcome
-from ..tasks.ledger.run_record import ReportSpec
 
 if TYPE_CHECKING:
     from .orphans import OrphanedSandbox
+    from .reporting.summary import RunSummary
 
 UPDATE_INTERVAL_SECONDS = 0.2  # seconds between two updates, each of which is a message to the browser
 
@@ -22,14 +22,14 @@ class FlowListener:
     def on_prefect_start(self) -> None:
         """Handle the beginning of the wait for a Prefect server. The parameters have been checked."""
 
-    def on_start(self, total: int, environment: str, results_path: str, report_spec: ReportSpec, run_name: str) -> None:
+    def on_start(self, total: int, environment: str, results_path: str, summary: "RunSummary", run_name: str) -> None:
         """Handle the start of the executions.
 
         Args:
             total: The number of executions.
             environment: A phrase such as "in local sandboxes (bubblewrap)" or "in 4 shards on the work pool NAME".
             results_path: The path or location of the results.
-            report_spec: The word for an execution, and the objectives.
+            summary: The summary of the outcomes so far. It has each outcome before `on_outcome` gets it.
             run_name: The name of the flow run.
         """
 
@@ -56,31 +56,31 @@ class FlowListener:
 
 
 class NotebookProgress(FlowListener):
-    """A listener that shows the number of executions that are done. `describe` returns the progress as text."""
+    """A listener that shows the number of executions that are done."""
 
-    def __init__(self, describe: Callable[[], str]) -> None:
-        self._describe = describe
+    def __init__(self) -> None:
+        self._summary: RunSummary | None = None
         self._display: Any = None  # IPython's handle of the progress bar
-        self._total = self._done = 0
+        self._total = 0
         self._updated_at = time.monotonic()
 
-    def on_start(self, total: int, environment: str, results_path: str, report_spec: ReportSpec, run_name: str) -> None:
+    def on_start(self, total: int, environment: str, results_path: str, summary: "RunSummary", run_name: str) -> None:
         from IPython.display import display
 
-        self._total = total
-        self._display = display(self._render(), raw=True, display_id=True)
+        self._total, self._summary = total, summary
+        self._display = display(self._render(summary), raw=True, display_id=True)
 
     def on_outcome(self, outcome: Outcome, *, cached: bool) -> None:
-        self._done += 1
-        now = time.monotonic()
-        is_due = self._done >= self._total or now >= self._updated_at + UPDATE_INTERVAL_SECONDS
-        if is_due and self._display is not None:
+        summary, now = self._summary, time.monotonic()
+        if summary is None:
+            return
+        if summary.done >= self._total or now >= self._updated_at + UPDATE_INTERVAL_SECONDS:
             self._updated_at = now
-            self._display.update(self._render(), raw=True)
+            self._display.update(self._render(summary), raw=True)
 
-    def _render(self) -> dict[str, str]:
-        text = self._describe()
-        bar = f'<progress value="{self._done}" max="{max(1, self._total)}"></progress>'
+    def _render(self, summary: "RunSummary") -> dict[str, str]:
+        text = summary.describe_progress(self._total)
+        bar = f'<progress value="{summary.done}" max="{max(1, self._total)}"></progress>'
         return {"text/plain": text, "text/html": f"<div>{bar} {html.escape(text)}</div>"}
 
 

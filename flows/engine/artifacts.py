@@ -29,18 +29,6 @@ MAX_TABLE_RECORDS = 100  # rows of the table: the best trials, or the first exec
 PUBLISH_TIMEOUT_SECONDS = 20.0  # seconds that the server may take to store an artifact
 
 
-def describe_progress(record: RunRecord, summary: RunSummary | None) -> str:
-    """Return the numbers of executions that are done and that failed, and the best score so far."""
-    if summary is None:
-        return ""
-    text = f"{summary.done:,} of {record.total:,} {record.what}s done, {summary.done - summary.succeeded:,} failed"
-    if summary.unfinished:
-        text += f"; {summary.unfinished:,} did not run to the end"
-    if summary.best.score is not None:
-        text += f", the best so far {summary.best.score:.6g}"
-    return text
-
-
 class ArtifactPublisher:
     """A publisher of one flow run's artifacts: an async context manager that publishes the report at its end."""
 
@@ -94,7 +82,7 @@ class ArtifactPublisher:
     async def _publish_progress(self) -> None:
         done = self._summary.done
         percent = 100.0 * done / max(1, self._record.total)
-        text = describe_progress(self._record, self._summary)
+        text = self._summary.describe_progress(self._record.total)
         if self._progress_id is None:
             self._progress_id = await acreate_progress_artifact(percent, f"{await self._read_key()}-progress", text)
         else:

@@ -59,7 +59,7 @@ async def open_run(run: Run) -> AsyncIterator[None]:
     log, ledger, record = run.log, run.ledger, run.record
     summary = run.summary = RunSummary(run.plan.report_spec)
     run.sink = OutcomeSink(run, [run.store.add_outcome])
-    run.listener.on_start(run.plan.total, run.environment, str(ledger.path), run.plan.report_spec, record.name)
+    run.listener.on_start(run.plan.total, run.environment, str(ledger.path), summary, record.name)
     if run.ui_url is not None:
         run.listener.on_page(f"{run.ui_url}/runs/flow-run/{run.run_id}")
     await asyncio.to_thread(record.write)

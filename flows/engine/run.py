@@ -41,7 +41,6 @@ from ..parameters import FlowParameters, Options
 from ..plan import Outcomes, Plan
 from ..reporting.summary import RunSummary
 from ..reports import Report
-from .artifacts import describe_progress
 from .failures import StopConditions
 from .turn_calls import TurnCalls
 
@@ -225,7 +224,7 @@ async def prepare_run(
     if listener is not None:
         run.listener = listener
     elif is_notebook():
-        run.listener = NotebookProgress(lambda: describe_progress(run.record, run.summary))
+        run.listener = NotebookProgress()
     if parameters.options.shards is None:  # Shards check the provider and the model on their own machines.
         await run.check_before_start()
     return run

@@ -171,7 +171,7 @@ def _draw_variable(summary: RunSummary, name: str) -> list[Chart]:
     There is no chart of too many values that are not numbers.
     """
     points = [point for point in summary.points if point.is_feasible and point.variables.get(name) is not None]
-    xs: list[float] = [point.variables[name] for point in points]
+    xs: Sequence[float] = [point.variables[name] for point in points]
     names: list[str] = []
     if not all(map(_is_number, xs)):
         names, xs = _number_values(xs)

@@ -195,6 +195,15 @@ class RunSummary:
             group = failure.meta.group
             self.failed_indexes.append(index if group is None else group)
 
+    def describe_progress(self, total: int) -> str:
+        """Return the numbers of executions that are done and that failed, and the best score so far."""
+        text = f"{self.done:,} of {total:,} {self.spec.noun}s done, {self.done - self.succeeded:,} failed"
+        if self.unfinished:
+            text += f"; {self.unfinished:,} did not run to the end"
+        if self.best.score is not None:
+            text += f", the best so far {self.best.score:.6g}"
+        return text
+
     def close_groups(self) -> None:
         """Add the rows of the groups that lack repeats. Call this once, after all outcomes."""
         for group in self._groups.close_rest():

@@ -2,25 +2,16 @@
 
 import pytest
 
-from rlm_batch import Result
 from rlm_batch.cli.progress import ProgressDisplay
-from rlm_batch.sandbox.meta import Meta
+from rlm_batch.flows.reporting.summary import RunSummary
 from rlm_batch.sandbox.queries.records import Query, RlmEvent
 from rlm_batch.tasks.ledger.run_record import ReportSpec
-
-
-def test_each_execution_of_a_run_with_repeats_counts(capfd: pytest.CaptureFixture[str]) -> None:
-    with ProgressDisplay() as display:
-        display.on_start(2, "here", "/results", ReportSpec().with_repeats(2, 1), "quick-fox")
-        for repeat in (0, 1):
-            display.on_outcome(Result({"loss": repeat}, Meta(index=repeat, group=0, repeat=repeat)), cached=False)
-    assert "2 of 2 done" in capfd.readouterr().err
 
 
 def test_a_failed_turn_shows_its_last_line_after_a_progress_bar(capfd: pytest.CaptureFixture[str]) -> None:
     output = "cloning\n10 %\r100 %\rfatal: no space left\n"
     with ProgressDisplay() as display:
-        display.on_start(1, "here", "/results", ReportSpec(), "quick-fox")
+        display.on_start(1, "here", "/results", RunSummary(ReportSpec()), "quick-fox")
         query = Query("rlm_query", 1, "model", "why?")
         display.on_rlm_event(0, RlmEvent(kind="output", query=query, turn=2, output=output, failed=True))
     assert "turn 2: failed: fatal: no space left (0.0 s)" in capfd.readouterr().err

@@ -6,6 +6,7 @@ import pytest
 
 from rlm_batch import Result
 from rlm_batch.cli.progress import ProgressDisplay
+from rlm_batch.flows.reporting.summary import RunSummary
 from rlm_batch.flows.reports import report_outcomes
 from rlm_batch.sandbox.meta import Meta
 from rlm_batch.tasks.ledger.run_record import ReportSpec
@@ -31,7 +32,7 @@ def test_the_log_and_the_terminal_show_the_last_state(
     output: str, last: list[str], size: int, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     display = ProgressDisplay()
-    display.on_start(1, "here", "/results", ReportSpec(), "quick-fox")
+    display.on_start(1, "here", "/results", RunSummary(ReportSpec()), "quick-fox")
     with caplog.at_level(logging.INFO, "test_redrawn"):
         log = OutputLog(LineBudget(), logger=logging.getLogger("test_redrawn"))
         for start in range(0, len(output), size):
