@@ -1,9 +1,10 @@
 """The rebuilding of HTML that code displayed, for a frame in a report's page.
 
-Rebuilt HTML has only tags, attributes and CSS from the lists below. The rest of the input becomes text or is removed.
-The result can neither run nor fetch anything, even if a browser would have read the input differently. One pass over
-the input is enough. A parser that builds a browser's tree is not an alternative: nh3 takes 2 GiB of memory for some
-inputs of 44 kB, and then aborts the process.
+Rebuilt HTML has only tags and attributes from the lists below. The rest of the input becomes text or is removed. The
+result can neither run anything nor name an address, even if a browser would have read the input differently. Only its
+CSS can name one, and the frame's policy keeps CSS from fetching. One pass over the input is enough. A parser that
+builds a browser's tree is not an alternative: nh3 takes 2 GiB of memory for some inputs of 44 kB, and then aborts the
+process.
 """
 
 import html
@@ -30,15 +31,6 @@ ATTRIBUTES = _list_words(
 )
 IMAGE_DATA = re.compile(r"data:image/(?:png|jpe?g|gif|webp|svg\+xml)[;,]", re.IGNORECASE)
 INPUT_TYPES = ("checkbox", "radio")  # Tables and trees use these to fold without a script.
-# Functions of CSS for colours, gradients, numbers, transformations and selectors.
-CSS_FUNCTIONS = _list_words(
-    "calc circle clamp color color-mix conic-gradient counter counters cubic-bezier ellipse fit-content has hsl hsla "
-    "hwb inset is lab lch light-dark linear-gradient matrix max min minmax not nth-child nth-last-child "
-    "nth-last-of-type nth-of-type oklab oklch polygon radial-gradient repeat repeating-conic-gradient "
-    "repeating-linear-gradient repeating-radial-gradient rgb rgba rotate scale scalex scaley skew steps translate "
-    "translatex translatey var where"
-)
-AT_RULES = _list_words("container keyframes layer media scope supports")
 
 _ATTRIBUTE = r"""[^\s/>=]+(?:\s*=\s*(?:"[^"]*(?:"|\Z)|'[^']*(?:'|\Z)|[^\s>"'][^\s>]*)?)?"""
 _ATTRIBUTES = rf"(?:[\s/=]|{_ATTRIBUTE})*+(?:>|\Z)"
@@ -52,16 +44,6 @@ _MARKUP = re.compile(
     re.IGNORECASE | re.DOTALL | re.VERBOSE,
 )
 _NAMED_VALUE = re.compile(r"""([^\s/>=]+)(?:\s*=\s*(?:"([^"]*)|'([^']*)|([^\s>"'][^\s>]*))?)?["']?""")
-_STRINGS = r"""(?:"(?:\\.|[^"\\\n\r\f])*+{0}|'(?:\\.|[^'\\\n\r\f])*+{1})"""
-# A string that does not end in its line is left out. A backslash outside a string could spell a function's name.
-_CSS = re.compile(
-    rf"""/\*.*?(?:\*/|\Z)
-    |(?P<string>{_STRINGS.format('"', "'")})|{_STRINGS.format("", "")}
-    |(?P<function>(?<![-\w])[-\w]+)\(
-    |@(?P<rule>[-\w]*)
-    |[\\<]""",
-    re.DOTALL | re.VERBOSE,
-)
 
 
 def rebuild_html(text: str) -> str:
@@ -77,7 +59,7 @@ def _rebuild_tag(match: re.Match[str]) -> str:
     if match[0] == "<":
         return "&lt;"
     if match["whole"]:  # an element with its content
-        return f"<style>{_rebuild_css(match['content'])}</style>" if match["whole"].lower() == "style" else ""
+        return f"<style>{match['content']}</style>" if match["whole"].lower() == "style" else ""
     name = (match["name"] or "").lower()
     if name not in TAGS:
         return ""
@@ -96,24 +78,7 @@ def _read_attributes(tag: str, text: str) -> dict[str, str]:
     for key, *values in _NAMED_VALUE.findall(text):
         value = html.unescape("".join(values))
         key = key.lower()
-        if key == "style":
-            value = _rebuild_css(value)
         has_image = tag == "img" and key == "src" and IMAGE_DATA.match(value)
         if key in ATTRIBUTES or has_image:
             attributes.setdefault(key, value)
     return attributes
-
-
-def _rebuild_css(text: str) -> str:
-    """Return the CSS without comments, with unknown functions and rules renamed so that browsers ignore them."""
-    return _CSS.sub(_rebuild_css_token, text)
-
-
-def _rebuild_css_token(match: re.Match[str]) -> str:
-    if match["string"]:
-        return match["string"].replace("<", r"\3c ")  # A string must not end the style element.
-    if match["function"]:
-        return match[0] if match["function"].lower() in CSS_FUNCTIONS else "removed("
-    if match["rule"] is not None:
-        return match[0] if match["rule"].lower() in AT_RULES else "@removed"
-    return " "

@@ -25,7 +25,8 @@ from .report import ReportContent, name_execution
 from .summary import MAX_PARTS
 from .table import BEST_MARK
 
-# A second barrier after the escaping: the page runs nothing, and loads only images, from data URLs or from files.
+# A second barrier after the escaping, and the one that keeps displayed CSS from fetching: the page runs nothing, and
+# loads only images, from data URLs or from files.
 FRAME_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 POLICY = f"{FRAME_POLICY} 'self' file:"
 FRAME_HEAD = (
