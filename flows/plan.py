@@ -12,7 +12,6 @@ from ..sandbox.result import Failure, Outcome, Result
 from ..tasks.execution import Execution, FindUploads
 from ..tasks.ledger.run_record import ReportSpec
 from ..tasks.repeats import Item, RepeatedItems
-from .inputs.readers import RuleOfTypes
 from .parameters import Options
 from .reporting.table import format_variables
 
@@ -81,7 +80,6 @@ class Plan:
     check_first: Callable[[Result], None] | None = None  # A ConfigurationError about the first result ends the run.
     search: dict[str, Any] = field(default_factory=dict[str, Any])  # the settings of a search, for the run's record
     may_stop_early: bool = False
-    column_types: RuleOfTypes = field(default_factory=dict[str, Any])  # the types by which a CSV file's cells were read
 
 
 def plan_items(items: Iterable[Item], count: int, spec: ReportSpec, options: Options, **settings: Any) -> Plan:

@@ -151,7 +151,6 @@ def _make_record(run: Run) -> RunRecord:
         provider=run.provider.provider_name,
         total=plan.total,
         began=time.time(),
-        column_types=plan.column_types,
         **plan.report_spec.build_record_fields(),
     )
 

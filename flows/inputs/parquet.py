@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 from ...blocks.storage.location import PathOrLocation
 from ...sandbox.errors import ConfigurationError
-from .cells import WHOLE, WHOLE_DIGITS, ColumnType
+from .cells import WHOLE, WHOLE_DIGITS
 from .data_frames import check_column_names, list_arrow_rows
 from .file_patterns import match_files, open_file
 from .tables import DataFile, check_expansion
@@ -46,7 +46,6 @@ class ParquetTable:
         """
         self._arrow = import_pyarrow(f"reading {path}")
         self._path = path
-        self.types: dict[str, ColumnType] = {}
         self._files: Sequence[Callable[[], AbstractContextManager[BinaryIO]]]
         if isinstance(path, Path) and path.is_dir():
             files = _list_files(path)

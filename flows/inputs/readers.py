@@ -13,7 +13,6 @@ from ...sandbox.requests.execution_request import check_variable_name
 from ...sandbox.requests.function_code import find_parameters
 from ...sandbox.requests.json_text import JSON
 from ...tasks.check import NAMES, check_names
-from ...tasks.ledger.run_record import list_run_records
 from ...tasks.repeats import REPEAT, refuse_own_repeat
 from .file_patterns import refuse_pattern
 from .host_paths import locate_input
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
 Variables = dict[str, Any]
 TypesOfColumns = dict[str, Any] | Literal["json"] | None  # The caller's types. None means that the cells decide.
-RuleOfTypes = dict[str, Any] | Literal["json"]  # The run's record keeps this.
 JSON_LINES = (".jsonl", ".ndjson", ".json")
 CSV = (".csv", ".tsv")
 PARQUET = ".parquet"
@@ -38,15 +36,13 @@ class Inputs(Iterable[Variables], Sized, Protocol):
 class InputFile:
     """The values in a file of JSON, CSV or Parquet, checked as a whole and then read value by value.
 
-    `names` are the columns of CSV or Parquet, or None. `column_types` is the rule by which cells of CSV were read: a
-    type for each column, or "json".
+    `names` are the columns of CSV or Parquet, or None.
     """
 
     def __init__(
         self,
         path: str,
         types: TypesOfColumns = None,
-        ledger: PathOrLocation | None = None,
         *,
         check: CheckNames | None = None,
         texts: Iterable[str] = (),
@@ -55,32 +51,26 @@ class InputFile:
 
         Args:
             path: The path or location.
-            types: The types of a CSV file's columns. Default: those of the ledger's last run, so that a resumed job
-                reads its file as before and runs nothing again.
-            ledger: The place of the run's ledger.
+            types: The types of a CSV file's columns.
             check: Checks the names of a table's columns, or of each object of JSON, which must then be objects.
             texts: Columns of CSV that are text by default.
         """
         refuse_pattern(path)
         place = locate_input(path)
         suffix = _find_suffix(place)
-        rule = types
         if suffix not in CSV:
             refuse_types(types)
-        elif types is None:
-            rule = _find_recorded_types(ledger)
         self._rows: ParquetTable | CsvTable | JsonValues
         try:
             if suffix == PARQUET:
                 self._rows = ParquetTable(place)
             elif suffix in CSV:
-                self._rows = _read_csv(DataFile(place), rule, texts)
+                self._rows = _read_csv(DataFile(place), types, texts)
             else:
                 self._rows = JsonValues(DataFile(place), check)
         except OSError as error:
             raise ConfigurationError(f"the input file {place} cannot be read: {error.strerror}") from None
         self.names = self._rows.names
-        self.column_types: RuleOfTypes = "json" if rule == "json" else dict(self._rows.types)
         if self.names is not None and isinstance(types, dict):
             for name in types:
                 if name not in self.names:
@@ -110,11 +100,11 @@ def _find_suffix(place: PathOrLocation) -> str:
     return suffix
 
 
-def _read_csv(file: DataFile, rule: TypesOfColumns, texts: Iterable[str]) -> CsvTable:
-    if rule == "json":
-        return CsvTable(file, dict.fromkeys(texts, "str"), "json")
-    types: dict[str, Any] = {**dict.fromkeys(texts, "str"), **(rule or {})}
-    return CsvTable(file, types)
+def _read_csv(file: DataFile, types: TypesOfColumns, texts: Iterable[str]) -> CsvTable:
+    text_columns: dict[str, Any] = dict.fromkeys(texts, "str")
+    if types == "json":
+        return CsvTable(file, text_columns, "json")
+    return CsvTable(file, {**text_columns, **(types or {})})
 
 
 def check_variable_names(names: Iterable[str], where: str) -> None:
@@ -150,7 +140,6 @@ class _NamesCheck:
 def read_inputs(
     inputs: Any,
     types: TypesOfColumns = None,
-    ledger: PathOrLocation | None = None,
     *,
     texts: Iterable[str] = (),
     noun: str = "inputs",
@@ -161,7 +150,7 @@ def read_inputs(
     """
     check = _NamesCheck(must_be_same=noun == "points")
     if isinstance(inputs, str):
-        rows: Inputs = InputFile(inputs, types, ledger, check=check, texts=texts)
+        rows: Inputs = InputFile(inputs, types, check=check, texts=texts)
     else:
         refuse_types(types)
         rows = inputs
@@ -202,17 +191,6 @@ def read_lines(path: str) -> list[str]:
         raise ConfigurationError(f"the file {path} cannot be read: {error}") from None
 
 
-def get_column_types(values: object) -> RuleOfTypes:
-    """Return the rule by which the cells of a CSV file were read; empty for anything else."""
-    return getattr(values, "column_types", {})
-
-
-def _find_recorded_types(ledger: PathOrLocation | None) -> TypesOfColumns:
-    """Return the types of columns in the record of the ledger's last run, or None. Raises OSError."""
-    records = [] if ledger is None else list_run_records(ledger)
-    return (records[-1].column_types or None) if records else None  # type: ignore[return-value]
-
-
 @dataclass(frozen=True)
 class _Chunks:
     """Chunks as variables. Without a `size`, the items are rows with an id and data.
@@ -223,10 +201,6 @@ class _Chunks:
 
     items: list[Any] | InputFile
     size: int | None = None
-
-    @property
-    def column_types(self) -> RuleOfTypes:
-        return get_column_types(self.items)
 
     def __len__(self) -> int:
         return len(self.items) if self.size is None else math.ceil(len(self.items) / self.size)
@@ -241,20 +215,11 @@ class _Chunks:
                 yield {"chunk_id": str(number), "data": list(itertools.islice(items, self.size))}
 
 
-def build_chunks(
-    chunks: Any,
-    data: Any,
-    chunk_size: int | None,
-    types: TypesOfColumns = None,
-    ledger: PathOrLocation | None = None,
-) -> Inputs:
-    """Return the variables of chunks: data by id, or lists of `chunk_size` items. Raises ConfigurationError.
-
-    `InputFile` describes `types` and `ledger`.
-    """
+def build_chunks(chunks: Any, data: Any, chunk_size: int | None, types: TypesOfColumns = None) -> Inputs:
+    """Return the variables of chunks: data by id, or lists of `chunk_size` items. Raises ConfigurationError."""
     if data is not None:
         if isinstance(data, str):
-            items = InputFile(data, types, ledger)
+            items = InputFile(data, types)
         else:
             refuse_types(types)
             items = data
@@ -262,7 +227,7 @@ def build_chunks(
             raise ConfigurationError("`data` is empty: give at least one item")
         return _Chunks(items, chunk_size)
     if isinstance(chunks, str):
-        rows = _Chunks(InputFile(chunks, types, ledger, check=_check_chunk, texts=("id",)))
+        rows = _Chunks(InputFile(chunks, types, check=_check_chunk, texts=("id",)))
     else:
         refuse_types(types)
         rows = _Chunks([{"id": name, "data": value} for name, value in chunks.items()])

@@ -141,7 +141,6 @@ class JsonValues:
         """
         self._file = file
         self.names = None
-        self.types: dict[str, ColumnType] = {}
         self._items = self._read_array() if split_suffix(file.path)[0] == ".json" else None
         self._count = 0
         for value, where in self._read_values():

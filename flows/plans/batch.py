@@ -10,7 +10,7 @@ from ...sandbox.errors import ConfigurationError
 from ...tasks.ledger.run_record import ReportSpec
 from ..inputs.conversion import Code, Items, PathText, Variables
 from ..inputs.file_patterns import MatchedFiles, is_pattern
-from ..inputs.readers import Inputs, check_variables, get_column_types, read_inputs, refuse_types
+from ..inputs.readers import Inputs, check_variables, read_inputs, refuse_types
 from ..inputs.spilling import read_codes
 from ..inputs.tables import ProgressReport
 from ..parameters import CommandLineForm, FlowParameters, Options, RepeatCount, Types
@@ -65,13 +65,13 @@ class BatchParameters(Options, FlowParameters[OutcomesReport]):
         if self.inputs is not None:
             if isinstance(self.code, list) or len(codes) > 1:
                 raise ConfigurationError("`inputs` needs one piece of code, and there is a list")
-            return self._plan_inputs(codes[0], report, run_ledger)
+            return self._plan_inputs(codes[0], report)
         for code in codes:
             check_variables(code, [()], self.options, self.repeats)
         spec = ReportSpec().with_repeats(self.repeats, len(codes))
         return plan_items([(code, {}) for code in codes], len(codes), spec, self.options, runs_each_code=True)
 
-    def _plan_inputs(self, code: str, report: ProgressReport | None, run_ledger: PathOrLocation | None) -> Plan:
+    def _plan_inputs(self, code: str, report: ProgressReport | None) -> Plan:
         """Return the plan to execute one piece of code with each of the inputs."""
         inputs: Inputs
         file_settings: dict[str, Any] = {}
@@ -86,17 +86,10 @@ class BatchParameters(Options, FlowParameters[OutcomesReport]):
             inputs = MatchedFiles(source, report)
             file_settings = {"find_uploads": inputs.find_uploads, "digests": inputs.digests}
         else:
-            inputs = read_inputs(source, self.types, self.options.locate_ledger(run_ledger))
+            inputs = read_inputs(source, self.types)
         check_variables(code, inputs, self.options, self.repeats)
         spec = ReportSpec().with_repeats(self.repeats, len(inputs))
-        return plan_items(
-            CodeForEach(code, inputs),
-            len(inputs),
-            spec,
-            self.options,
-            column_types=get_column_types(inputs),
-            **file_settings,
-        )
+        return plan_items(CodeForEach(code, inputs), len(inputs), spec, self.options, **file_settings)
 
     def build_report(self, outcomes: Outcomes) -> OutcomesReport:
         """Return the outcomes, in order."""

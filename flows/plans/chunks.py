@@ -27,7 +27,6 @@ from ..inputs.readers import (
     build_chunks,
     check_provided_variables,
     check_variables,
-    get_column_types,
 )
 from ..inputs.spilling import read_text_reference
 from ..inputs.tables import ProgressReport
@@ -225,7 +224,7 @@ class ChunksParameters(Options, FlowParameters[ChunksReport]):
         check_provided_variables(code, provided, needs_all=options.preparation is None)
         check_variables("", [CHUNK_VARIABLES], options)
         check_provided_variables(reduce, ("results",), needs_all=options.preparation is None)
-        parts = build_chunks(self.chunks, self.data, self.chunk_size, self.types, options.locate_ledger(run_ledger))
+        parts = build_chunks(self.chunks, self.data, self.chunk_size, self.types)
         spec = ReportSpec("chunk" if reduce is None else "execution").with_repeats(self.repeats, len(parts))
         plan = plan_items(
             CodeForEach(code, parts),
@@ -234,7 +233,6 @@ class ChunksParameters(Options, FlowParameters[ChunksReport]):
             options,
             execute=partial(execute_chunks, code, parts, reduce),
             label=partial(label_execution, "chunk"),
-            column_types=get_column_types(parts),
         )
         return plan if reduce is None else replace(plan, total=plan.total + 1)
 

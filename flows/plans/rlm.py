@@ -17,7 +17,7 @@ from ...tasks.ledger.run_record import ReportSpec
 from ..inputs.contexts import CONTEXT_COLUMNS, ContextReader, find_context
 from ..inputs.conversion import AnswerTypeText, ContextValue, Items, ModelText, PathText, TurnFunction, Variables
 from ..inputs.readers import Inputs as InputRows
-from ..inputs.readers import get_column_types, read_inputs, read_lines
+from ..inputs.readers import read_inputs, read_lines
 from ..inputs.spilling import read_spilled_parameters
 from ..inputs.tables import ProgressReport
 from ..parameters import CommandLineForm, FlowParameters, LaneParameters, Types
@@ -199,7 +199,7 @@ class RlmParameters(RlmOptions, FlowParameters[RlmAnswer | RlmAnswers]):
         if not self.language_model:
             raise ConfigurationError("`language_model` is missing: name a model, such as openai/gpt-4o-mini")
         reader = ContextReader()
-        rows = self._read_questions(self.options.locate_ledger(run_ledger))
+        rows = self._read_questions()
         shared = find_context({name: getattr(self, name) for name in CONTEXT_COLUMNS})
         items = QuestionRows(rows, shared, reader)
         for _ in items:  # Check each row, and find each file, before anything runs.
@@ -222,13 +222,12 @@ class RlmParameters(RlmOptions, FlowParameters[RlmAnswer | RlmAnswers]):
             find_uploads=find_uploads,
             on_turn=self.on_turn,
             recursion=RecursionSettings(**{item.name: getattr(self, item.name) for item in fields(RecursionSettings)}),
-            column_types=get_column_types(rows),
         )
 
-    def _read_questions(self, ledger: PathOrLocation | None) -> InputRows:
+    def _read_questions(self) -> InputRows:
         """Return rows with a query and perhaps a context. Raises ConfigurationError."""
         if self.inputs is not None:
-            return read_inputs(self.inputs, self.types, ledger, texts=("query", *CONTEXT_COLUMNS))
+            return read_inputs(self.inputs, self.types, texts=("query", *CONTEXT_COLUMNS))
         queries: Any = [self.query] if self.query is not None else self.queries
         if isinstance(queries, str):
             queries = read_lines(queries)

@@ -13,7 +13,7 @@ from ...sandbox.errors import ConfigurationError
 from ...sandbox.result import Result
 from ...tasks.ledger.run_record import Aggregate, Direction, ReportSpec
 from ..inputs.conversion import Code, GridValues, Items, PathText, SpaceValues, Variables
-from ..inputs.readers import Grid, Inputs, check_variables, get_column_types, read_inputs
+from ..inputs.readers import Grid, Inputs, check_variables, read_inputs
 from ..inputs.spilling import read_text_reference
 from ..inputs.tables import ProgressReport
 from ..parameters import CommandLineForm, FlowParameters, Options, RepeatCount, Types
@@ -152,18 +152,14 @@ class SweepParameters(Options, FlowParameters[TrialsReport]):
 
     def make_plan(self, report: ProgressReport | None = None, run_ledger: PathOrLocation | None = None) -> Plan:
         """Read or draw the points, and return the plan to execute them. Raises ConfigurationError."""
-        ledger = self.options.locate_ledger(run_ledger)
         if self.space is not None:
-            return self._plan_search(report, ledger)
-        return self._plan_points(ledger)
-
-    def _plan_points(self, ledger: PathOrLocation | None) -> Plan:
+            return self._plan_search(report, self.options.locate_ledger(run_ledger))
         points: Inputs = Grid(cast("dict[str, list[Any]]", self.grid))
         if self.points is not None:
-            points = read_inputs(self.points, self.types, ledger, noun="points")
+            points = read_inputs(self.points, self.types, noun="points")
         code = read_text_reference(self.code)
         check_variables(code, points, self.options, self.repeats)
-        return self._plan_trials(code, points, len(points), column_types=get_column_types(points))
+        return self._plan_trials(code, points, len(points))
 
     def _plan_search(self, report: ProgressReport | None, ledger: PathOrLocation | None) -> Plan:
         code, spec, trials = read_text_reference(self.code), self._make_spec(), self.trials or 0

@@ -120,8 +120,6 @@ class RunRecord:
     front: int = 0  # trials on the Pareto front
     sandboxes: int = 0
     sandbox_seconds: Time = 0.0  # the sum of the times that the sandboxes were open
-    # the types of the columns of a CSV inputs file, or "json" if each cell was parsed separately
-    column_types: dict[str, str] | str = field(default_factory=dict[str, str])
     version: int = VERSION
     id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
 

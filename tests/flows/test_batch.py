@@ -87,23 +87,6 @@ async def test_failures_are_raised_at_the_end_with_all_outcomes(results):
     assert raised.value.results_path == str(results / str(find_run_id(results)))
 
 
-@pytest.mark.full
-async def test_a_resumed_csv_job_keeps_its_column_types_and_reruns_nothing(tmp_path):
-    cells, results = tmp_path / "in.csv", tmp_path / "results" / "job"
-    code = "import os\nSUBMIT(x=x, zip=zip, random=os.urandom(8).hex())"
-    cells.write_text("x,zip\n1,01234\n2.5,56789\n")
-    first = await batch(code, str(cells), results_path=str(results))
-    assert [(result.x, result.zip) for result in first] == [(1.0, "01234"), (2.5, "56789")]
-    cells.write_text("x,zip\n1,01234\n2.5,56789\n3,98765\n")
-    again = await batch(code, str(cells), results_path=str(results))
-    assert [result.random for result in again[:2]] == [result.random for result in first]
-    cells.write_text("x,zip\n1,01234\nmany,56789\n")
-    with pytest.raises(ConfigurationError, match=r"line 3 of .*, column 'x': 'many' is no float"):
-        await batch(code, str(cells), results_path=str(results))
-    records = [json.loads(path.read_text()) for path in results.glob("run-*.json")]
-    assert [record["column_types"] for record in records] == [{"x": "float", "zip": "str"}] * 2
-
-
 async def test_parameters_too_long_for_prefect_are_stored_in_files(results):
     """Code, inputs and prepare are too long for parameters; the code has unusual letters."""
     inputs = [{"text": str(number) * 200_000} for number in range(3)]
