@@ -11,7 +11,6 @@ ENVIRONMENT = "environment"  # A value of `packages`: the packages of the runnin
 START_ENVIRONMENT = {"LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
 USER_NAME = "sandbox"  # name of the user that runs code in sandboxes on this machine
 MAX_MIB = 1 << 40  # The kernel stores a limit as a signed 64-bit number of bytes.
-COMMON = "common"  # marks a setting that many runs need, for the command line's help
 VolumeRoot = Annotated[
     str | None,
     Field(
@@ -78,7 +77,7 @@ class SandboxSettings(BaseModel):
         title="Repository token",
         description="Token for a private repository over HTTPS. The code cannot read it.",
     )
-    packages: Annotated[list[str], COMMON] = Field(
+    packages: list[str] = Field(
         default_factory=list,
         title="Packages",
         description="Packages to install, such as pandas>=2. They are installed before the first execution. For local "

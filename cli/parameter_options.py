@@ -1,8 +1,8 @@
 """The commands that run or deploy a flow, built from the flow's parameter model."""
 
 import inspect
-import os
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +13,6 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from ..blocks.registry import PROVIDERS
-from ..blocks.settings import COMMON
 from ..flows.inputs.conversion import DATA_PARAMETERS
 from ..flows.parameters import (
     GROUP_OF,
@@ -41,9 +40,17 @@ from .option_names import LEFT_OUT, OPTIONS_BY_PARAMETER
 from .output import Json, OutputFormat, ShowOutput, ShowUsage
 
 KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
-# Groups of the help besides those of the shared parameters. The first ten common options have a separate group.
+# Groups of the help besides those of the shared parameters.
 DEPLOYMENT, COMMON_OPTIONS = "Deployment", "Common options"
+# The options that most runs need. The first ten that a flow has are in a separate group.
 MAX_COMMON_OPTIONS = 10
+COMMON_NAMES = (
+    *("inputs", "grid", "points", "minimize", "maximize", "space", "trials"),
+    *("chunks", "data", "chunk_size", "reduce", "stop_on_error"),
+    *("context", "context_file", "queries", "output_type"),
+    *("provider", "packages", "max_workers", "timeout", "results_path", "resume", "collect"),
+    *("language_model", "max_cost", "show_output", "json"),
+)
 # Names of values in the help, by the units with which descriptions start.
 UNITS = {"Seconds": "SECONDS", "MiB": "MIB", "GiB": "GIB"}
 NO_DEFAULTS = (None, False, "", PydanticUndefined)  # defaults of settings that the help does not show
@@ -98,14 +105,12 @@ class Option:
     Args:
         parameter: The option's name, type, default and help text. Its kind says whether it is an argument.
         group: The option's group in the help.
-        is_common: Whether the help shows the option in its first group, which has ten options at most.
         target: The flow's parameter that the option sets; empty for options of the command.
         read: Converts the parsed words to the parameter's value.
     """
 
     parameter: inspect.Parameter
     group: str
-    is_common: bool = False
     target: str = ""
     read: Callable[[Any], Any] = _keep
 
@@ -159,7 +164,7 @@ def _make_settings_option(name: str, fields: dict[str, FieldInfo]) -> Option:
         metavar=_name_value(name, field.annotation, field.description),
         show_default=_join_texts(defaults, providers) or False,
     )
-    return Option(_make_option(name, kind | None, details), group, COMMON in field.metadata)
+    return Option(_make_option(name, kind | None, details), group)
 
 
 def _join_texts(texts: Mapping[str, str], providers: list[str], *, has_note: bool = False) -> str:
@@ -183,8 +188,8 @@ Environment = Annotated[
     ),
 ]
 OUTPUT_OPTIONS = [
-    Option(inspect.Parameter("show_output", KEYWORD_ONLY, default=False, annotation=ShowOutput), RESULTS, True),
-    Option(inspect.Parameter("json", KEYWORD_ONLY, default=False, annotation=Json), RESULTS, True),
+    Option(inspect.Parameter("show_output", KEYWORD_ONLY, default=False, annotation=ShowOutput), RESULTS),
+    Option(inspect.Parameter("json", KEYWORD_ONLY, default=False, annotation=Json), RESULTS),
     Option(inspect.Parameter("usage", KEYWORD_ONLY, default=False, annotation=ShowUsage), RESULTS),
 ]
 
@@ -279,11 +284,11 @@ def _make_flow_options(model: type[FlowParameters[Any]], own_group: str) -> list
         if form.form == "objectives":
             for word, text in OBJECTIVES.items():
                 details = Parameter(help=_write_help(text, is_list=True), negative=(), metavar="FIELD")
-                options.append(Option(_make_option(word, list[str] | None, details), group, form.is_common, word))
+                options.append(Option(_make_option(word, list[str] | None, details), group, word))
             continue
         reader = READERS.get(form.form) or WordReader(get_args(parameter.annotation)[0])
         make = _make_argument if form.is_argument else _make_parameter_option
-        options.append(Option(make(parameter, form, reader), group, form.is_common, name, reader.read))
+        options.append(Option(make(parameter, form, reader), group, name, reader.read))
     return options
 
 
@@ -331,7 +336,7 @@ def _arrange_options(options: list[Option], own_group: str) -> list[inspect.Para
     group_names = [DEPLOYMENT, COMMON_OPTIONS, own_group, *GROUPS, *providers]
     groups = {name: Group(name, sort_key=number) for number, name in enumerate(group_names)}
     options = sorted(options, key=lambda option: group_names.index(option.group))
-    common = [option for option in options if option.is_common][:MAX_COMMON_OPTIONS]
+    common = [option for option in options if option.parameter.name in COMMON_NAMES][:MAX_COMMON_OPTIONS]
     others = [option for option in options if option not in common]
     grouped = [(option.parameter, groups[COMMON_OPTIONS]) for option in common]
     grouped += [(option.parameter, groups[option.group]) for option in others]
@@ -385,7 +390,7 @@ def _read_pairs(option: str, words: Sequence[str]) -> dict[str, str]:
     for word in words:
         name, equals, value = word.partition("=")
         if not name or not equals:
-            raise ConfigurationError(f"--{option} {word}: give a name and a value, as in NAME=VALUE")
+            raise ConfigurationError(f"--{option} {shlex.quote(word)}: give a name and a value, as in NAME=VALUE")
         if name in pairs:
             raise ConfigurationError(f"--{option} sets {name} twice: leave one out")
         pairs[name] = value
@@ -394,7 +399,7 @@ def _read_pairs(option: str, words: Sequence[str]) -> dict[str, str]:
 
 def _read_models(words: Sequence[str]) -> dict[str, str]:
     """Return models by name. A word is `small=openai/gpt-4o-mini`, or the model alone, which is then its own name."""
-    return _read_pairs("models", [word if "=" in word else f"{word}={word}" for word in words])
+    return _read_pairs("models", [f"{word}={word}" if word and "=" not in word else word for word in words])
 
 
 def _read_types(words: Sequence[str]) -> dict[str, str] | str:
@@ -406,27 +411,6 @@ def _read_paths(words: Sequence[str]) -> list[str] | str | None:
     """Return one absolute path, or a list of several."""
     paths = [resolve_path(word) for word in words]
     return paths[0] if len(paths) == 1 else paths
-
-
-def _read_mounts(words: Sequence[str]) -> dict[str, str]:
-    """Return paths of the host by paths in sandboxes, from words such as `/data/set=data`.
-
-    A word with several equals signs is split at the first one with an existing path behind it, or else at the first.
-    """
-    mounts: dict[str, str] = {}
-    for word in words:
-        # An equals sign at the beginning or the end has no path on that side.
-        splits = [(word[: sign.start()], word[sign.end() :]) for sign in re.finditer("(?<=.)=(?=.)", word)]
-        if not splits:
-            raise ConfigurationError(
-                f"--mounts {word}: give the path in the sandbox and a path of this machine, as in /data/set=data"
-            )
-        existing = [(target, source) for target, source in splits if os.path.exists(os.path.expanduser(source))]
-        target, source = (existing or splits)[0]
-        if target in mounts:
-            raise ConfigurationError(f"--mounts sets {target} twice: leave one out")
-        mounts[target] = source
-    return mounts
 
 
 def _read_words(_kind: Any, tokens: Sequence[Token]) -> list[str] | None:
@@ -444,7 +428,7 @@ READERS = {
     "names": WordReader(list[str] | None, list, "FIELD"),
     "text": WordReader(str, str, "TEXT"),
     "output type": WordReader(str | None, read_json_file, "FILE"),
-    "mounts": WordReader(list[str] | None, _read_mounts, "TARGET=PATH"),
+    "mounts": WordReader(list[str] | None, partial(_read_pairs, "mounts"), "TARGET=PATH"),
     "tools": WordReader(list[str] | None, partial(_read_pairs, "tools"), "NAME=MODULE:FUNCTION"),
     "models": WordReader(list[str] | None, _read_models, "NAME=MODEL"),
     "types": WordReader(list[str] | None, _read_types, "COLUMN=TYPE"),

@@ -73,14 +73,12 @@ class CommandLineForm:
         help: The help text, by default the beginning of the parameter's description.
         is_argument: The command takes the value without an option's name.
         metavar: The name of the value in the help, by default derived from the parameter.
-        is_common: The help shows the option in its first group.
     """
 
     form: str = "value"
     help: str = ""
     is_argument: bool = False
     metavar: str = ""
-    is_common: bool = False
 
 
 class FlowParameters(Generic[R]):
@@ -156,11 +154,7 @@ class FlowParameters(Generic[R]):
         return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
 
 
-CacheResults = Annotated[
-    bool,
-    Field(description="Reuse results of identical executions of earlier runs."),
-    CommandLineForm(is_common=True),
-]
+CacheResults = Annotated[bool, Field(description="Reuse results of identical executions of earlier runs.")]
 Provider = Annotated[
     ProviderText,
     Field(
@@ -168,7 +162,6 @@ Provider = Annotated[
         description="Where to run: local, container, daytona, modal, or a saved block (daytona-sandbox/NAME). "
         "local:none runs code without isolation.",
     ),
-    CommandLineForm(is_common=True),
 ]
 
 
@@ -209,9 +202,7 @@ class CommonParameters:
         ),
         CommandLineForm("mounts", "Host PATH to read at TARGET."),
     ] = field(default_factory=dict)
-    timeout: Annotated[
-        float, Field(gt=0, description="Seconds for each execution."), CommandLineForm(is_common=True)
-    ] = 120
+    timeout: Annotated[float, Field(gt=0, description="Seconds for each execution.")] = 120
     deadline: Annotated[
         float | None, Field(gt=0, description="Seconds for the whole flow run; no limit by default.")
     ] = None
@@ -219,7 +210,7 @@ class CommonParameters:
     results_path: Annotated[
         PathText | None,
         Field(description="Directory or location for results; by default a new one. New ones are in the results root."),
-        CommandLineForm("path", metavar="PATH", is_common=True),
+        CommandLineForm("path", metavar="PATH"),
     ] = None
     log_output: Annotated[
         bool,
@@ -274,7 +265,7 @@ class CommonParameters:
             description="Files to collect, such as *.png or out/**. They are copied from the working folder after each "
             "execution."
         ),
-        CommandLineForm(metavar="PATTERN", is_common=True),
+        CommandLineForm(metavar="PATTERN"),
     ] = None
     sub_model: Annotated[
         ModelText | None, Field(description="Model for llm_query and llm_query_batched; by default the same.")
@@ -306,7 +297,7 @@ class CommonParameters:
     max_cost: Annotated[
         float | None,
         Field(ge=0, description="US dollars for the model; no limit by default. The limit is for the whole flow run."),
-        CommandLineForm(metavar="DOLLARS", is_common=True),
+        CommandLineForm(metavar="DOLLARS"),
     ] = None
     cache_queries: Annotated[
         bool,
@@ -346,7 +337,6 @@ class CodeParameters(CommonParameters):
             description="Model that code can ask, such as openai/gpt-4o-mini. It is a name in LiteLLM, or a saved "
             "block (language-model/NAME)."
         ),
-        CommandLineForm(is_common=True),
     ] = None
 
 
@@ -355,9 +345,7 @@ class LaneParameters(CommonParameters):
     """Parameters of every flow that runs several executions at a time."""
 
     max_workers: Annotated[
-        int,
-        Field(ge=1, description="Executions at the same time. Each is in a separate sandbox."),
-        CommandLineForm(is_common=True),
+        int, Field(ge=1, description="Executions at the same time. Each is in a separate sandbox.")
     ] = 4
     reuse_sandboxes: Annotated[
         bool, Field(description="Run several executions in each sandbox. Each has a separate process.")

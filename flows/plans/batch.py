@@ -50,7 +50,7 @@ class BatchParameters(Options, FlowParameters[OutcomesReport]):
             description="Variables of each execution of one piece of code, or a path to JSON, CSV or Parquet. A "
             "pattern such as csv/*.csv gives an execution for each file, with the variable path."
         ),
-        CommandLineForm("path", is_common=True),
+        CommandLineForm("path"),
     ] = None
     types: Types = None
     repeats: RepeatCount = None

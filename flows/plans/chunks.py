@@ -182,21 +182,19 @@ class ChunksParameters(Options, FlowParameters[ChunksReport]):
     chunks: Annotated[
         DataById | PathText | None,
         Field(description="Data of each chunk by its id, or a path to JSON, CSV or Parquet with id and data."),
-        CommandLineForm("path", is_common=True),
+        CommandLineForm("path"),
     ] = None
     data: Annotated[
         Items[DataItem] | PathText | None,
         Field(description="Items to divide into chunks, or a path to JSON, CSV or Parquet with one in each line."),
-        CommandLineForm("path", is_common=True),
+        CommandLineForm("path"),
     ] = None
-    chunk_size: Annotated[
-        int | None, Field(ge=1, description="Items of the data in each chunk."), CommandLineForm(is_common=True)
-    ] = None
+    chunk_size: Annotated[int | None, Field(ge=1, description="Items of the data in each chunk.")] = None
     volume_name: VolumeName = None
     reduce: Annotated[
         Code | None,
         Field(description="Code that runs once after all chunks, with their fields in results."),
-        CommandLineForm("code file", is_common=True),
+        CommandLineForm("code file"),
     ] = None
     types: Types = None
     repeats: RepeatCount = None

@@ -32,7 +32,7 @@ PATH_TYPES: dict[str, Any] = {"context_file": (str, list), "context_volume_path"
 class QuestionRows:
     """The questions of rows, as code with its variables. They can be read again if Prefect retries the flow run.
 
-    `shared` is the context of rows without their own, as `find_context` returns it.
+    `shared` has the parameters of a context, which rows without their own have.
     """
 
     rows: Iterable[Mapping[str, Any]]
@@ -48,7 +48,7 @@ class QuestionRows:
             for name, types in PATH_TYPES.items():
                 if name in context and not isinstance(context[name], types):
                     raise ConfigurationError(f"question {number} has {name} {context[name]!r}: give a path")
-            code, variables = self.reader.read(query, context or self.shared)
+            code, variables = self.reader.read(query, context or find_context(self.shared))
             other_columns = {name: value for name, value in row.items() if name not in ("query", *CONTEXT_COLUMNS)}
             yield code, {**other_columns, **variables}
 
@@ -60,7 +60,7 @@ class RlmOptions(LaneParameters):
     context_file: Annotated[
         list[PathText] | PathText | None,
         Field(description="File with the context, in UTF-8 and of any length. Several are a dict of texts by name."),
-        CommandLineForm("paths", is_common=True),
+        CommandLineForm("paths"),
     ] = None
     context_volume_path: Annotated[
         PathText | None,
@@ -74,7 +74,7 @@ class RlmOptions(LaneParameters):
             description="JSON schema of an answer. Python callers may pass a type, such as int, list[str] or a "
             "pydantic model."
         ),
-        CommandLineForm("output type", is_common=True),
+        CommandLineForm("output type"),
     ] = None
     max_turns: Annotated[int, Field(ge=1, description="Turns of a recursive model, which are replies with code.")] = 20
     max_errors: Annotated[
@@ -98,9 +98,7 @@ class RlmOptions(LaneParameters):
         CommandLineForm("hidden"),
     ] = None
     # A conversation takes longer than an execution of plain code.
-    timeout: Annotated[
-        float, Field(gt=0, description="Seconds for each question."), CommandLineForm(is_common=True)
-    ] = 600
+    timeout: Annotated[float, Field(gt=0, description="Seconds for each question.")] = 600
     # Questions share a sandbox, so that it gets a context once.
     reuse_sandboxes: Annotated[
         bool, Field(description="Answer several questions in each sandbox. Each has a separate process.")
@@ -114,17 +112,16 @@ Model = Annotated[
         description="Model to ask, such as openai/gpt-4o-mini. It is a name in LiteLLM, or a saved block "
         "(language-model/NAME)."
     ),
-    CommandLineForm(is_common=True),
 ]
 Context = Annotated[
     ContextValue,
     Field(description="Text that the question is about, or a list or dict."),
-    CommandLineForm("text", is_common=True),
+    CommandLineForm("text"),
 ]
 Queries = Annotated[
     Items[str] | PathText | None,
     Field(description="Questions to answer, or the path of a file with one in each line."),
-    CommandLineForm("path", is_common=True),
+    CommandLineForm("path"),
 ]
 Inputs = Annotated[
     Items[Variables] | PathText | None,
@@ -132,7 +129,7 @@ Inputs = Annotated[
         description="Rows with a query, and a context, context_file or context_volume_path of their own; or a path to "
         "JSON, CSV or Parquet. Other columns are in the results."
     ),
-    CommandLineForm("path", is_common=True),
+    CommandLineForm("path"),
 ]
 
 
@@ -200,7 +197,7 @@ class RlmParameters(RlmOptions, FlowParameters[RlmAnswer | RlmAnswers]):
             raise ConfigurationError("`language_model` is missing: name a model, such as openai/gpt-4o-mini")
         reader = ContextReader()
         rows = self._read_questions()
-        shared = find_context({name: getattr(self, name) for name in CONTEXT_COLUMNS})
+        shared = {name: getattr(self, name) for name in CONTEXT_COLUMNS}
         items = QuestionRows(rows, shared, reader)
         for _ in items:  # Check each row, and find each file, before anything runs.
             pass

@@ -44,9 +44,7 @@ class SequenceParameters(CodeParameters, FlowParameters[OutcomesReport]):
         Field(description="Pieces of Python code that share the state of one sandbox."),
         CommandLineForm("code files", "Python files, one step each; /dev/stdin is standard input.", is_argument=True),
     ]
-    stop_on_error: Annotated[
-        bool, Field(description="Skip the remaining steps after a failure."), CommandLineForm(is_common=True)
-    ] = True
+    stop_on_error: Annotated[bool, Field(description="Skip the remaining steps after a failure.")] = True
 
     flow_name = "sequence"
     prefect_name = "rlm-sequence"

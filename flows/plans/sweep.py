@@ -52,20 +52,18 @@ class SweepParameters(Options, FlowParameters[TrialsReport]):
         GridValues,
         Field(description="Values of each variable; every combination is a trial."),
         CommandLineForm(
-            "grid",
-            "Variable and its values, as in lr=0.001,0.01; every combination of all variables is a trial.",
-            is_common=True,
+            "grid", "Variable and its values, as in lr=0.001,0.01; every combination of all variables is a trial."
         ),
     ] = field(default_factory=dict)
     points: Annotated[
         Items[Variables] | PathText | None,
         Field(description="Variables of each trial, or a path to JSON, CSV or Parquet."),
-        CommandLineForm("path", is_common=True),
+        CommandLineForm("path"),
     ] = None
     objective: Annotated[
         NotEmpty | Annotated[list[NotEmpty], Field(min_length=1)] | None,
         Field(description="Submitted field that decides which trial is best, or a list of several."),
-        CommandLineForm("objectives", is_common=True),
+        CommandLineForm("objectives"),
     ] = None
     direction: Annotated[
         Direction | list[Direction],
@@ -81,14 +79,12 @@ class SweepParameters(Options, FlowParameters[TrialsReport]):
             "space",
             "Variable and its bounds or choices, as in lr=log:1e-5..0.1, units=32..512:32 or opt=adam,sgd; or a JSON "
             "file; it needs --trials.",
-            is_common=True,
         ),
     ] = None
     trials: Annotated[
         int | None,
         # All are in memory, and an adaptive sampler reads all of them for the next point.
         Field(ge=1, le=100_000, description="Points to draw from the space, at most 100,000."),
-        CommandLineForm(is_common=True),
     ] = None
     sampler: Annotated[
         str | None,

@@ -120,14 +120,3 @@ def test_a_key_that_comes_twice_is_refused(tmp_path: Path) -> None:
     for name, words in (("mounts", ["/a=b", "/a=c"]), ("tools", ["a=m:f", "a=m:g"]), ("models", ["a=m", "b=n", "a"])):
         with pytest.raises(ConfigurationError, match=f"--{name} sets /?a twice: leave one out"):
             READERS[name].read(words)
-
-
-def test_a_mount_may_have_equals_signs_in_both_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "year=2026").mkdir()
-    monkeypatch.chdir(tmp_path)
-    for word, mount in {
-        "/data/year=2026=year=2026": ("/data/year=2026", "year=2026"),
-        f"/data/year=2026={tmp_path}/year=2026": ("/data/year=2026", f"{tmp_path}/year=2026"),
-        "/data=missing=2026": ("/data", "missing=2026"),
-    }.items():
-        assert READERS["mounts"].read([word]) == dict([mount])

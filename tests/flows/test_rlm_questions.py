@@ -118,6 +118,8 @@ async def test_rows_have_a_question_and_a_context_of_their_own(chat, tmp_path, f
             writer = csv.DictWriter(file, list(rows[0]))
             writer.writeheader()
             writer.writerows(rows)
+    own = await rlm(inputs=rows[:2], language_model=NAME, context="shared", context_file="unused")
+    assert [answer.answer for answer in own] == ["'own text'", "'from a file'"]
     answers = await rlm(inputs=inputs, language_model=NAME, context="shared")
     assert [answer.answer for answer in answers] == ["'own text'", "'from a file'", "'shared'"]
     assert [answer.query for answer in answers] == ["1", "2", "3"]
