@@ -11,7 +11,6 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from ..blocks.storage.location import Location, PathOrLocation, replace_atomically
-from ..blocks.storage.location_parsing import is_remote
 from ..flows.reporting.comparison import compare_runs
 from ..flows.reporting.conversations import write_conversations
 from ..flows.reporting.document import make_excerpt, render_html
@@ -73,11 +72,6 @@ def report(
         return 0
     if raw_csv and csv is None:
         raise ConfigurationError("--raw-csv needs --csv: name the file with --csv")
-    for option, target in {"--html": html, "--csv": csv, "--parquet": parquet, "--messages": messages}.items():
-        if target == "" or is_remote(target):
-            raise ConfigurationError(
-                f"{option} writes only to this machine, and {target!r} is no local path: write to one and copy the file"
-            )
     if not runs:
         last = find_last_run()
         print(f"Run: {escape_text(last.name)}, the last one", file=sys.stderr)
@@ -86,7 +80,7 @@ def report(
     if execution is not None:
         _show_execution(reader.find_outcome(execution), is_json=json)
         return 0
-    page = Path(html).expanduser().absolute() if html else reader.ledger.path / "report.html"
+    page = reader.ledger.path / "report.html" if html is None else Path(html).expanduser().absolute()
     _show_report(reader, page, output, shows_queries=show_queries)
     exports: list[tuple[str | None, str, Callable[[LedgerReader, Path], object]]] = [
         (csv, "CSV", partial(write_csv, raw=raw_csv)),
@@ -94,7 +88,7 @@ def report(
         (messages, "Messages", write_conversations),
     ]
     for file, kind, write in exports:
-        if file:
+        if file is not None:
             path = Path(file).expanduser().absolute()
             _write(path, partial(write, reader))
             print(f"{kind}: {path}", file=sys.stderr if json else sys.stdout)

@@ -208,17 +208,14 @@ def _set_answer(span: Span, answer: Answer) -> None:
     span.set_attribute("gen_ai.response.finish_reasons", [answer.finish_reason])
 
 
-def _set_usage(span: Span, usage: Usage) -> None:
-    span.set_attribute("gen_ai.usage.input_tokens", usage.prompt_tokens)
-    span.set_attribute("gen_ai.usage.output_tokens", usage.completion_tokens)
+def _set_usage(span: Span, usage: Usage | QuerySummary, prefix: str = "gen_ai.usage") -> None:
+    span.set_attribute(f"{prefix}.input_tokens", usage.prompt_tokens)
+    span.set_attribute(f"{prefix}.output_tokens", usage.completion_tokens)
     if usage.cost is not None:
-        span.set_attribute("gen_ai.usage.cost", usage.cost)
+        span.set_attribute(f"{prefix}.cost", usage.cost)
 
 
 def _set_totals(span: Span, usage: Usage | QuerySummary) -> None:
     """Set the usage of all spans below a span. Use our own names, because backends add up those of the conventions."""
     span.set_attribute("rlm_batch.usage.calls", usage.calls)
-    span.set_attribute("rlm_batch.usage.input_tokens", usage.prompt_tokens)
-    span.set_attribute("rlm_batch.usage.output_tokens", usage.completion_tokens)
-    if usage.cost is not None:
-        span.set_attribute("rlm_batch.usage.cost", usage.cost)
+    _set_usage(span, usage, "rlm_batch.usage")

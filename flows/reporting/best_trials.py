@@ -51,18 +51,13 @@ class BestTrials:
             return scores
         losses = compute_losses(scores, self.spec)
         if len(losses) == 1:
-            rank = _rank_loss(losses[0], result.meta.index or 0)
+            rank = (*losses, result.meta.index or 0) if math.isfinite(losses[0]) else (math.inf, result.meta.index or 0)
             if not self._best or rank < self._best[0][0]:
                 self._best = [(rank, result)]
         elif not any(_is_better(other, losses) for other, _ in self._best):
             self._best = [(other, trial) for other, trial in self._best if not _is_better(losses, other)]
             self._best.append((losses, result))
         return scores
-
-
-def _rank_loss(loss: float, number: int) -> tuple[float, ...]:
-    """Return a rank that is less for a better trial: finite values come first, and of equal ones the first trial."""
-    return (0, loss, number) if math.isfinite(loss) else (1, 0.0, number)
 
 
 def _is_better(first: tuple[float, ...], second: tuple[float, ...]) -> bool:

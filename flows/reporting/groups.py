@@ -130,15 +130,15 @@ class GroupCollector:
 
     def __init__(self, spec: ReportSpec) -> None:
         self._spec = spec
-        self._open: dict[int, list[Outcome]] = {}
+        self._open: dict[int, dict[int, Outcome]] = {}  # the outcomes of a group by their repeats
 
     def add(self, outcome: Outcome) -> Outcome | None:
         """Add an outcome. Return the outcome of its group if the group is complete, otherwise None."""
         group, repeats = outcome.meta.group, self._spec.repeats
         if group is None or repeats is None:
             return outcome
-        members = self._open.setdefault(group, [])
-        members.append(outcome)
+        members = self._open.setdefault(group, {})
+        members[outcome.meta.repeat or 0] = outcome
         return self._close(group) if len(members) >= repeats.count else None
 
     def close_rest(self) -> Iterator[Outcome]:
@@ -147,8 +147,8 @@ class GroupCollector:
             yield self._close(group)
 
     def _close(self, group: int) -> Outcome:
-        members = sorted(self._open.pop(group), key=lambda outcome: outcome.meta.repeat or 0)
-        return aggregate_group(members, group, self._spec.aggregate)
+        members = self._open.pop(group)
+        return aggregate_group([members[repeat] for repeat in sorted(members)], group, self._spec.aggregate)
 
 
 def group_outcomes(outcomes: Iterable[Outcome], spec: ReportSpec) -> Iterator[Outcome]:

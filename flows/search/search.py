@@ -13,12 +13,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...sandbox.result import Outcome, Result
-from ...tasks.execution import Execution, Pruning, assign_keys
+from ...tasks.execution import Execution, Pruning, assign_keys, with_index
 from ...tasks.ledger.ledger_line import AskedTrial, LedgerLine, TrialReport, encode_asked_trial, encode_trial_report
 from ...tasks.ledger.run_record import Direction, ReportSpec
 from ...tasks.repeats import Item, RepeatedItems
 from ..reporting.best_trials import BestTrials, is_score
-from ..reporting.groups import aggregate_group
+from ..reporting.groups import GroupCollector
 from .plan import Point, SearchPlan
 from .study import TrialStudy
 
@@ -76,12 +76,12 @@ class Search:
     _points: list[Point] = field(default_factory=list[Point])  # points of the trials so far, by number
     _recorded_count: int = 0  # trials whose points are from the ledger, which are the first ones
     _pruned: set[int] = field(default_factory=set[int])  # numbers of trials that the pruner ended
-    # The outcomes of trials that lack repeats, by the numbers of the trial and of the repeat.
-    _repeats: dict[int, dict[int, Outcome]] = field(default_factory=dict[int, dict[int, Outcome]])
+    _groups: GroupCollector = field(init=False)  # combines the repeats of a trial
 
     def __post_init__(self) -> None:
         self.study = TrialStudy(self.plan)
         self.stop = StopRule(self.plan)
+        self._groups = GroupCollector(self.run.plan.report_spec)
         parts = json.dumps([self.plan.space.source, self.code, self.fingerprint], sort_keys=True, default=repr)
         self._digest = hashlib.sha256(parts.encode()).hexdigest()[:24]
 
@@ -97,16 +97,17 @@ class Search:
                 if numbers.get(line.key) == self.study.count:
                     self.study.add(Point(line.variables, line.alternative))
             elif line.key in executions:
-                self._replay(line, *find_trial(executions[line.key]))
+                self._replay(line, executions[line.key])
 
-    def _replay(self, line: LedgerLine | TrialReport, number: int, repeat: int) -> None:
+    def _replay(self, line: LedgerLine | TrialReport, execution: Execution) -> None:
         """Tell the study an outcome or a report that the ledger has, if the trial has no outcome yet."""
+        number, _ = find_trial(execution)
         if not self.study.is_running(number):
             return
         if isinstance(line, LedgerLine):
             outcome = line.to_outcome()
             if isinstance(outcome, Result):  # A trial that failed runs again.
-                self._add_outcome(number, repeat, outcome)
+                self._add_outcome(number, with_index(outcome, execution.index, execution.place))
         elif not self.study.has_report(number, line.step):
             self.study.report(number, line.step, line.value)
             if line.is_pruned:
@@ -167,25 +168,21 @@ class Search:
 
     def record_outcome(self, execution: Execution, outcome: Outcome) -> None:
         """Tell the study the outcome of a trial, unless the study has it already or no point depends on outcomes."""
-        number, repeat = find_trial(execution)
+        number, _ = find_trial(execution)
         if self.plan.is_adaptive and self.study.is_running(number):
-            self._add_outcome(number, repeat, outcome)
+            self._add_outcome(number, outcome)
 
-    def _add_outcome(self, number: int, repeat: int, outcome: Outcome) -> None:
-        """Tell the study a trial's outcome, which is the aggregate of its repeats if there are several."""
-        spec = self.run.plan.report_spec
-        if spec.repeats is not None:
-            outcomes = self._repeats.setdefault(number, {})
-            outcomes[repeat] = outcome
-            if len(outcomes) < spec.repeats.count:
-                return
-            outcome = aggregate_group(list(self._repeats.pop(number).values()), number, spec.aggregate)
+    def _add_outcome(self, number: int, outcome: Outcome) -> None:
+        """Tell the study a trial's outcome. With repeats it is their aggregate, once the trial has all of them."""
+        trial = self._groups.add(outcome)
+        if trial is None:
+            return
         if self.plan.pruner is not None:
-            for step, value in outcome.meta.reports:
+            for step, value in trial.meta.reports:
                 if not self.study.has_report(number, step):  # The result is from another run.
                     self.study.report(number, step, value)
-        self.study.tell(number, outcome)
-        self.stop.consider(outcome)
+        self.study.tell(number, trial)
+        self.stop.consider(trial)
 
     def _judge_report(self, key: str, number: int, step: int, value: float) -> bool:
         """Record a report, and return whether the trial is pruned. Reports from an earlier run are kept."""

@@ -291,13 +291,16 @@ def test_an_impossible_report_is_refused_with_one_sentence(
         ([root / "empty"], "has no results"),
         ([root.parent / "newer"], "was written by a newer version of rlm-batch"),
         (["quick-fox", "--raw-csv"], "--raw-csv needs --csv"),
-        (["quick-fox", "--csv", ""], "--csv writes only to this machine, and '' is no local path"),
-        (["quick-fox", "--parquet", "s3://there/t.parquet"], "--parquet writes only to this machine"),
     ):
         assert reason in refused("report", *words)
-    done = run("report", "quick-fox", "--html", root / "nosuch" / "page.html")
-    assert done.returncode == 2
-    assert "(No such file or directory): name another file" in done.stderr
+    for option, file, reason in (
+        ("--html", root / "nosuch" / "page.html", "No such file or directory"),
+        ("--csv", "", "Is a directory"),
+        ("--csv", "s3://there/t.csv", "No such file or directory"),
+    ):
+        done = run("report", "quick-fox", option, file)
+        assert done.returncode == 2
+        assert f"({reason}): name another file" in done.stderr
     done = run("report", "quick-fox", "--messages", root / "messages.jsonl")
     assert done.returncode == 2
     assert "has no conversations: only runs with record='full' (--record full)" in done.stderr
