@@ -33,57 +33,46 @@ class Inputs(Iterable[Variables], Sized, Protocol):
     """An ordered collection of dicts of variables, with a length."""
 
 
-class InputFile:
-    """The values in a file of JSON, CSV or Parquet, checked as a whole and then read value by value.
+InputFile = ParquetTable | CsvTable | JsonValues  # the values in a file
 
-    `names` are the columns of CSV or Parquet, or None.
+
+def open_input_file(
+    path: str, types: TypesOfColumns = None, *, check: CheckNames | None = None, texts: Iterable[str] = ()
+) -> InputFile:
+    """Check the file of JSON, CSV or Parquet at a path or location, and return its values, which are read one by one.
+
+    Args:
+        path: The path or location.
+        types: The types of a CSV file's columns.
+        check: Checks the names of a table's columns, or of each object of JSON, which must then be objects.
+        texts: Columns of CSV that are text by default.
+
+    Raises:
+        ConfigurationError: The file must not be read, or has a wrong value.
     """
-
-    def __init__(
-        self,
-        path: str,
-        types: TypesOfColumns = None,
-        *,
-        check: CheckNames | None = None,
-        texts: Iterable[str] = (),
-    ) -> None:
-        """Check the file at a path or location. Raises ConfigurationError if it must not be read or has a wrong value.
-
-        Args:
-            path: The path or location.
-            types: The types of a CSV file's columns.
-            check: Checks the names of a table's columns, or of each object of JSON, which must then be objects.
-            texts: Columns of CSV that are text by default.
-        """
-        refuse_pattern(path)
-        place = locate_input(path)
-        suffix = _find_suffix(place)
-        if suffix not in CSV:
-            refuse_types(types)
-        self._rows: ParquetTable | CsvTable | JsonValues
-        try:
-            if suffix == PARQUET:
-                self._rows = ParquetTable(place)
-            elif suffix in CSV:
-                self._rows = _read_csv(DataFile(place), types, texts)
-            else:
-                self._rows = JsonValues(DataFile(place), check)
-        except OSError as error:
-            raise ConfigurationError(f"the input file {place} cannot be read: {error.strerror}") from None
-        self.names = self._rows.names
-        if self.names is not None and isinstance(types, dict):
-            for name in types:
-                if name not in self.names:
-                    known = ", ".join(self.names)
-                    raise ConfigurationError(f"`types` names the column {name!r}, and {place} has {known}")
-        if self.names is not None and check is not None:
-            check(self.names, f"the header of {place}")
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._rows)
+    refuse_pattern(path)
+    place = locate_input(path)
+    suffix = _find_suffix(place)
+    if suffix not in CSV:
+        refuse_types(types)
+    try:
+        if suffix == PARQUET:
+            values: InputFile = ParquetTable(place)
+        elif suffix in CSV:
+            values = _read_csv(DataFile(place), types, texts)
+        else:
+            return JsonValues(DataFile(place), check)
+    except OSError as error:
+        raise ConfigurationError(f"the input file {place} cannot be read: {error.strerror}") from None
+    if isinstance(types, dict):
+        for name in types:
+            if name not in values.names:
+                raise ConfigurationError(
+                    f"`types` names the column {name!r}, and {place} has {', '.join(values.names)}"
+                )
+    if check is not None:
+        check(values.names, f"the header of {place}")
+    return values
 
 
 def _find_suffix(place: PathOrLocation) -> str:
@@ -146,11 +135,11 @@ def read_inputs(
 ) -> Inputs:
     """Return a flow's inputs from a list of dicts or a path. All `points` must have the same variables.
 
-    `InputFile` describes the other parameters. Raises ConfigurationError for no inputs or a wrong name.
+    `open_input_file` describes the other parameters. Raises ConfigurationError for no inputs or a wrong name.
     """
     check = _NamesCheck(must_be_same=noun == "points")
     if isinstance(inputs, str):
-        rows: Inputs = InputFile(inputs, types, check=check, texts=texts)
+        rows: Inputs = open_input_file(inputs, types, check=check, texts=texts)
     else:
         refuse_types(types)
         rows = inputs
@@ -219,7 +208,7 @@ def build_chunks(chunks: Any, data: Any, chunk_size: int | None, types: TypesOfC
     """Return the variables of chunks: data by id, or lists of `chunk_size` items. Raises ConfigurationError."""
     if data is not None:
         if isinstance(data, str):
-            items = InputFile(data, types)
+            items = open_input_file(data, types)
         else:
             refuse_types(types)
             items = data
@@ -227,7 +216,7 @@ def build_chunks(chunks: Any, data: Any, chunk_size: int | None, types: TypesOfC
             raise ConfigurationError("`data` is empty: give at least one item")
         return _Chunks(items, chunk_size)
     if isinstance(chunks, str):
-        rows = _Chunks(InputFile(chunks, types, check=_check_chunk, texts=("id",)))
+        rows = _Chunks(open_input_file(chunks, types, check=_check_chunk, texts=("id",)))
     else:
         refuse_types(types)
         rows = _Chunks([{"id": name, "data": value} for name, value in chunks.items()])
@@ -275,8 +264,8 @@ def check_variables(
     parameters, check_parameters = find_parameters(code), find_parameters(check_code)
     if parameters is None and check_code is None:
         return
-    if isinstance(inputs, InputFile) and inputs.names is not None:
-        inputs = [inputs.names]  # all rows have the same variables
+    if isinstance(inputs, (ParquetTable, CsvTable)):
+        inputs = [inputs.names]  # All rows have the same variables.
     needs_all = options is None or options.preparation is None
     for variables in inputs:
         if parameters is not None:

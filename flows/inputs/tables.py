@@ -140,7 +140,6 @@ class JsonValues:
         Raises OSError, and ConfigurationError for a wrong value.
         """
         self._file = file
-        self.names = None
         self._items = self._read_array() if split_suffix(file.path)[0] == ".json" else None
         self._count = 0
         for value, where in self._read_values():

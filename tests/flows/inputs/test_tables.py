@@ -17,7 +17,7 @@ import pytest
 
 from rlm_batch import ConfigurationError, batch
 from rlm_batch.flows.inputs import tables
-from rlm_batch.flows.inputs.readers import InputFile, build_chunks, read_inputs
+from rlm_batch.flows.inputs.readers import build_chunks, open_input_file, read_inputs
 from rlm_batch.flows.plans.batch import BatchParameters
 from rlm_batch.flows.reporting.export import write_csv
 from rlm_batch.flows.reporting.ledger_reader import open_run_ledger
@@ -28,7 +28,7 @@ from ...infra.planning import plan_points
 def read(folder: Path, data: str | bytes, types: Any = None) -> list[Any]:
     file = folder / "in.csv"
     file.write_bytes(data.encode() if isinstance(data, str) else data)
-    opened = InputFile(str(file), types)
+    opened = open_input_file(str(file), types)
     values = list(opened)
     assert len(opened) == len(values)
     assert repr(list(opened)) == repr(values)
@@ -148,7 +148,7 @@ def test_an_export_to_csv_is_read_with_its_byte_order_mark(tmp_path: Path) -> No
     for is_raw, mark in ((False, codecs.BOM_UTF8), (True, b"")):
         write_csv(open_run_ledger(results.results_path), tmp_path / "in.csv", raw=is_raw)
         assert (tmp_path / "in.csv").read_bytes().startswith(mark + b"index,")
-        (row,) = InputFile(str(tmp_path / "in.csv"))
+        (row,) = open_input_file(str(tmp_path / "in.csv"))
         assert (row["index"], row["y"]) == (0, "été")
 
 
@@ -158,10 +158,10 @@ def test_files_written_by_python_and_pandas_are_read_correctly(tmp_path: Path) -
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
-    assert repr(list(InputFile(str(tmp_path / "in.csv")))) == repr(rows)
+    assert repr(list(open_input_file(str(tmp_path / "in.csv")))) == repr(rows)
     pandas = pytest.importorskip("pandas")
     pandas.DataFrame(rows).to_csv(tmp_path / "in.csv", index=False)
-    assert repr(list(InputFile(str(tmp_path / "in.csv")))) == repr(rows)
+    assert repr(list(open_input_file(str(tmp_path / "in.csv")))) == repr(rows)
 
 
 def test_trailing_empty_rows_are_ignored_and_inner_ones_are_executions(tmp_path: Path) -> None:
