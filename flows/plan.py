@@ -12,7 +12,6 @@ from ..sandbox.result import Failure, Outcome, Result
 from ..tasks.execution import Execution, FindUploads
 from ..tasks.ledger.run_record import ReportSpec
 from ..tasks.repeats import Item, RepeatedItems
-from .parameters import Options
 from .reporting.table import format_variables
 
 if TYPE_CHECKING:
@@ -82,12 +81,12 @@ class Plan:
     may_stop_early: bool = False
 
 
-def plan_items(items: Iterable[Item], count: int, spec: ReportSpec, options: Options, **settings: Any) -> Plan:
+def plan_items(items: Iterable[Item], count: int, spec: ReportSpec, **settings: Any) -> Plan:
     """Return the plan of `count` items, which run several times if the spec has repeats.
 
-    `settings` are further fields of the plan. Code that reads the variable `repeat` gets the number of the repeat.
+    `settings` are further fields of the plan. Code with the name `repeat` gets the number of the repeat.
     """
     if spec.repeats is not None:
-        items = RepeatedItems(items, spec.repeats.count, options.preparation and options.preparation.code)
+        items = RepeatedItems(items, spec.repeats.count)
         count = spec.repeats.total
     return Plan(total=count, items=items, report_spec=spec, **settings)

@@ -47,55 +47,26 @@ def locate_execution(repeats: Repeats | None, index: int) -> Place:
 
 @dataclass(frozen=True, slots=True)
 class RepeatedItems:
-    """The items, each `count` times in a row. Code that reads the variable `repeat` gets the number of the repeat.
-
-    `prepare` is the code that runs in each sandbox first. If it defines the name `repeat`, code gets that value.
-    """
+    """The items, each `count` times in a row. Code with the name `repeat` gets the number of the repeat."""
 
     items: Iterable[Item]
     count: int
-    prepare: str | None = None
 
     def __iter__(self) -> Iterator[Item]:
         for code, variables in self.items:
-            needs_number = reads_repeat(code, self.prepare)
+            needs_number = reads_repeat(code)
             for repeat in range(self.count):
                 yield code, add_repeat(variables, repeat) if needs_number else variables
 
 
 @lru_cache(maxsize=100)
-def reads_repeat(code: str, prepare: str | None) -> bool:
-    """Return whether code reads the variable `repeat`, which neither the code nor `prepare` defines.
-
-    The code of a function reads its parameters. Code that Python cannot compile reads nothing.
-    """
-    if REPEAT not in code:
-        return False
-    if prepare is not None and _find_uses(prepare) & {"assigned", "declared"}:
-        return False
+def reads_repeat(code: str) -> bool:
+    """Return whether code has the name `repeat`. The code of a function has its parameters."""
     parameters = find_parameters(code)
     if parameters is not None:
         return REPEAT in parameters.names
-    uses = _find_uses(code)
-    return "read" in uses and "declared" not in uses
-
-
-def _find_uses(code: str) -> set[str]:
-    """Return how code uses the name `repeat`: read, assigned, or declared by a top-level import, function or class."""
-    uses: set[str] = set()
     tree = parse_python(read_program(code)) if REPEAT in code else None
-    if tree is None:
-        return uses
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and node.id == REPEAT:
-            uses.add("read" if isinstance(node.ctx, ast.Load) else "assigned")
-    for statement in tree.body:
-        declared_names = [getattr(statement, "name", "")]
-        if isinstance(statement, ast.Import | ast.ImportFrom):
-            declared_names = [(alias.asname or alias.name).split(".")[0] for alias in statement.names]
-        if REPEAT in declared_names:
-            uses.add("declared")
-    return uses
+    return tree is not None and any(isinstance(node, ast.Name) and node.id == REPEAT for node in ast.walk(tree))
 
 
 def add_repeat(variables: dict[str, Any], repeat: int) -> dict[str, Any]:

@@ -69,7 +69,7 @@ class BatchParameters(Options, FlowParameters[OutcomesReport]):
         for code in codes:
             check_variables(code, [()], self.options, self.repeats)
         spec = ReportSpec().with_repeats(self.repeats, len(codes))
-        return plan_items([(code, {}) for code in codes], len(codes), spec, self.options, runs_each_code=True)
+        return plan_items([(code, {}) for code in codes], len(codes), spec, runs_each_code=True)
 
     def _plan_inputs(self, code: str, report: ProgressReport | None) -> Plan:
         """Return the plan to execute one piece of code with each of the inputs."""
@@ -89,7 +89,7 @@ class BatchParameters(Options, FlowParameters[OutcomesReport]):
             inputs = read_inputs(source, self.types)
         check_variables(code, inputs, self.options, self.repeats)
         spec = ReportSpec().with_repeats(self.repeats, len(inputs))
-        return plan_items(CodeForEach(code, inputs), len(inputs), spec, self.options, **file_settings)
+        return plan_items(CodeForEach(code, inputs), len(inputs), spec, **file_settings)
 
     def build_report(self, outcomes: Outcomes) -> OutcomesReport:
         """Return the outcomes, in order."""

@@ -228,7 +228,6 @@ class ChunksParameters(Options, FlowParameters[ChunksReport]):
             CodeForEach(code, parts),
             len(parts),
             spec,
-            options,
             execute=partial(execute_chunks, code, parts, reduce),
             label=partial(label_execution, "chunk"),
         )
@@ -278,8 +277,8 @@ def _build_executions(run: "Run", code: str, parts: Inputs, fingerprint: dict[st
 
     The first repeat has the key of a job without repeats, unless the code reads the number of the repeat.
     """
-    repeats, preparation = run.plan.report_spec.repeats, run.preparation
-    needs_repeat = repeats is not None and reads_repeat(code, preparation and preparation.code)
+    repeats = run.plan.report_spec.repeats
+    needs_repeat = repeats is not None and reads_repeat(code)
     count = 1 if repeats is None else repeats.count
     for number, part in enumerate(parts):
         chunk_id = part["chunk_id"]

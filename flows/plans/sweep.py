@@ -192,7 +192,6 @@ class SweepParameters(Options, FlowParameters[TrialsReport]):
             CodeForEach(code, points),
             count,
             spec.with_repeats(self.repeats, count, self.aggregate),
-            self.options,
             label=partial(label_execution, "trial"),
             **settings,
         )

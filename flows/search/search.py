@@ -116,9 +116,9 @@ class Search:
     def _assign_keys(self, points: Iterable[Point]) -> Iterator[Execution]:
         """Yield the executions of each point: one, or one for each repeat."""
         items: Iterable[Item] = ((self.code, point.variables) for point in points)
-        repeats, preparation = self.run.plan.report_spec.repeats, self.run.preparation
+        repeats = self.run.plan.report_spec.repeats
         if repeats is not None:
-            items = RepeatedItems(items, repeats.count, preparation and preparation.code)
+            items = RepeatedItems(items, repeats.count)
         return assign_keys(items, self.fingerprint, repeats=repeats)
 
     def _find_recorded_trials(self) -> list[AskedTrial]:

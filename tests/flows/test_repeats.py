@@ -83,17 +83,16 @@ def return_repeat(repeat: int) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(
-    ("code", "options", "expected"),
+    ("code", "expected"),
     [
-        ("def run():\n    return repeat\nSUBMIT(y=run())", {}, [0, 1]),
-        (return_repeat, {}, [0, 1]),
-        ("from itertools import repeat\nSUBMIT(y=list(repeat(7, 1))[0])", {}, [7, 7]),
-        ("SUBMIT(y='repeat' in globals())", {}, [False, False]),
-        ("SUBMIT(y=repeat)", {"prepare": "repeat = 'mine'"}, ["mine", "mine"]),
+        ("def run():\n    return repeat\nSUBMIT(y=run())", [0, 1]),
+        (return_repeat, [0, 1]),
+        ("from itertools import repeat\nSUBMIT(y=list(repeat(7, 1))[0])", [7, 7]),
+        ("SUBMIT(y='repeat' in globals())", [False, False]),
     ],
 )
-async def test_code_gets_the_number_of_the_repeat_only_if_it_reads_it(code: Any, options: Any, expected: Any) -> None:
-    results = await batch(code, repeats=2, **options, **OPTIONS)
+async def test_code_gets_the_number_of_the_repeat_only_if_it_has_the_name(code: Any, expected: Any) -> None:
+    results = await batch(code, repeats=2, **OPTIONS)
     assert [result.y for result in results] == expected
 
 
