@@ -158,18 +158,9 @@ class ProgressDisplay(FlowListener):
         return counts
 
     def _summarize(self) -> str:
-        summary, seconds = self._summary, time.monotonic() - self._started_at
-        text = f"{summary.done} of {self._total} done in {seconds:.1f} s: {summary.succeeded} succeeded"
-        if summary.pruned:
-            text += f", {summary.pruned} of them pruned"
-        if self._cached:
-            text += f", {self._cached} from earlier runs"
-        text += f", {summary.failed} failed"
-        if summary.not_run:
-            text += f", {summary.not_run} not run"
-        if summary.unfinished:
-            text += f"; {summary.unfinished} did not run to the end"
-        return text
+        cached = f", {self._cached} from earlier runs" if self._cached else ""
+        seconds = time.monotonic() - self._started_at
+        return f"{self._summary.count_outcomes(self._total)}{cached}; it took {seconds:.1f} s"
 
     def _print_output(self, line: str) -> None:
         self._print(escape_text(line, keep="\t"))

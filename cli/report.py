@@ -16,7 +16,7 @@ from ..flows.reporting.conversations import write_conversations
 from ..flows.reporting.document import make_excerpt, render_html
 from ..flows.reporting.export import write_csv, write_parquet
 from ..flows.reporting.ledger_reader import LedgerReader, find_last_run
-from ..flows.reporting.report import build_report, build_summary_rows, describe_run, describe_usage
+from ..flows.reporting.report import build_report, build_summary_rows, describe_usage
 from ..flows.reporting.table import EXIT_NOTE
 from ..flows.reports import describe_outcome, get_row_number
 from ..flows.search.importances import compute_importances
@@ -139,7 +139,7 @@ def _show_comparison(runs: Sequence[str], *, is_json: bool) -> None:
     for letter, reader, summary in zip("AB", readers, summaries, strict=True):
         record = reader.records[-1]
         name = escape_text(record.name or str(reader.ledger.path))
-        print(f"{letter}: {name}, {escape_text(describe_run(summary, record.total))}", file=sys.stderr)
+        print(f"{letter}: {name}, {escape_text(summary.describe(record.total))}", file=sys.stderr)
     counts = [f"{count:,} {text}" for text, count in comparison.count_pairs().items() if count]
     print(", ".join(counts) or "no executions", file=sys.stderr)
     for name in comparison.fields:

@@ -79,7 +79,7 @@ class NotebookProgress(FlowListener):
             self._display.update(self._render(summary), raw=True)
 
     def _render(self, summary: "RunSummary") -> dict[str, str]:
-        text = summary.describe_progress(self._total)
+        text = summary.describe(self._total)
         bar = f'<progress value="{summary.done}" max="{max(1, self._total)}"></progress>'
         return {"text/plain": text, "text/html": f"<div>{bar} {html.escape(text)}</div>"}
 

@@ -14,7 +14,6 @@ from .reporting.columns import Tables
 from .reporting.export import build_data_frame
 from .reporting.groups import describe_repeats, group_outcomes, is_incomplete
 from .reporting.pass_at_k import PassAtK, pass_at_k
-from .reporting.report import describe_run
 from .reporting.summary import RunSummary
 from .reporting.table import MAX_SHOWN_ROWS, NO_FEASIBLE_TRIAL, OutcomeTable, align_rows
 
@@ -121,7 +120,7 @@ class Report(Sequence[ItemT]):
             A line with the counts and the best trial, then a line for each of the most frequent reasons of failures.
         """
         summary = RunSummary.from_outcomes(self.outcomes, self.spec)
-        lines = [describe_run(summary, len(self.outcomes))]
+        lines = [summary.describe(len(self.outcomes))]
         reasons = summary.failures.sort()
         lines += [reason.describe() for reason in reasons[:MAX_REASONS]]
         if len(reasons) > MAX_REASONS:

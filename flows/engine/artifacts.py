@@ -21,7 +21,7 @@ from prefect.context import FlowRunContext
 from ...tasks.ledger.run_record import RunRecord
 from ...tasks.task_log import Logger
 from ..reporting.document import escape_markdown, render_markdown
-from ..reporting.report import build_report, describe_run
+from ..reporting.report import build_report
 from ..reporting.summary import RunSummary
 
 PROGRESS_INTERVAL_SECONDS = 1.0  # seconds between two checks of the progress
@@ -82,7 +82,7 @@ class ArtifactPublisher:
     async def _publish_progress(self) -> None:
         done = self._summary.done
         percent = 100.0 * done / max(1, self._record.total)
-        text = self._summary.describe_progress(self._record.total)
+        text = self._summary.describe(self._record.total)
         if self._progress_id is None:
             self._progress_id = await acreate_progress_artifact(percent, f"{await self._read_key()}-progress", text)
         else:
@@ -100,7 +100,7 @@ class ArtifactPublisher:
         ended_record = replace(self._record, ended=self._record.ended or time.time())  # It has no end after an error.
         text = render_markdown(build_report(summary, [ended_record]))
         # Prefect's UI renders descriptions and cells as Markdown, so escape the values in them.
-        description = escape_markdown(describe_run(summary, self._record.total))
+        description = escape_markdown(summary.describe(self._record.total))
         rows = summary.build_records(MAX_TABLE_RECORDS)
         for row in rows:
             for name, value in row.items():

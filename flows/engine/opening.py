@@ -22,7 +22,7 @@ from ...tasks.ledger.result_index import ResultCache, ResultIndex, get_results_r
 from ...tasks.ledger.run_record import RunRecord
 from ...tasks.ledger.shards import ShardStore
 from ...tasks.tracing import set_run_totals
-from ..reporting.report import describe_run, describe_usage
+from ..reporting.report import describe_usage
 from ..reporting.summary import RunSummary
 from ..sharding.coordinator import ShardingExecutor
 from ..sharding.work_pool import plan_shards
@@ -92,7 +92,7 @@ async def open_run(run: Run) -> AsyncIterator[None]:
         ledger.unregister_writer()
         await asyncio.shield(asyncio.to_thread(record.finish))
     set_run_totals(run.plan.total, summary.failed, summary.usage)
-    run.message = f"{describe_run(summary, record.total)}; results in {record.results_path}"
+    run.message = f"{summary.describe(record.total)}; results in {record.results_path}"
     log.info("%s", run.message)
 
 

@@ -13,7 +13,7 @@ from .charts import build_charts
 from .failure_reasons import FailureReason
 from .groups import describe_repeats
 from .summary import MAX_ROWS, RunSummary
-from .table import NO_FEASIBLE_TRIAL, format_cell, format_variables
+from .table import MAX_VARIABLES, NO_FEASIBLE_TRIAL, format_cell, format_variables
 
 # Why executions have no result, by the run's status.
 WHY_MISSING = {
@@ -23,7 +23,6 @@ WHY_MISSING = {
     None: ": the run is still running, or was killed",
 }
 MAX_FULL_TEXTS = 20  # failures, or fields of a single result, that are shown in full
-MAX_VARIABLES = 8  # variables that identify an execution in a line; also trials on a Pareto front
 MAX_EARLIER_ERRORS = 5  # errors of earlier attempts at an execution
 
 
@@ -145,7 +144,7 @@ def _build_search_rows(summary: RunSummary, importances: Importances | None) -> 
     if spec.objectives:
         name = "Pareto front" if spec.objective is None else f"Best {spec.objective}"
         none = f"none: {NO_FEASIBLE_TRIAL}" if summary.infeasible else "none"
-        rows.append([name, _describe_best_trials(summary) or none])
+        rows.append([name, summary.describe_best_trials() or none])
     if spec.constraints:
         constraints = " or ".join(spec.constraints)
         rows.append(["Infeasible", f"{summary.infeasible:,} {spec.noun}s, with {constraints} above 0"])
@@ -175,50 +174,17 @@ def _build_time_rows(summary: RunSummary, records: Sequence[RunRecord]) -> list[
 
 
 def _describe_outcomes(summary: RunSummary, total: int) -> str:
-    """Return the number of executions with each outcome."""
-    noun = summary.spec.noun if summary.spec.repeats is None else "execution"
+    """Return the number of executions with each outcome, and how many succeeded in an unusual way."""
     # A step may pass its names on instead of calling SUBMIT.
     silent = 0 if summary.spec.noun == "step" else summary.silent
     others = [
-        (summary.pruned, ", {:,} of them pruned"),
-        (summary.failed, ", {:,} failed"),
-        (summary.not_run, ", {:,} not run"),
         (summary.retried, ", {:,} tried more than once"),
-        (summary.unfinished, "; {:,} did not run to the end, so rates leave them out"),
         (silent, "; {:,} did not call SUBMIT"),
         (summary.exited, "; {:,} called sys.exit before SUBMIT"),
     ]
-    counts = f"{summary.succeeded:,} of {max(total, summary.done):,} {noun}s succeeded"
-    return counts + "".join(text.format(count) for count, text in others if count)
-
-
-def describe_run(summary: RunSummary, total: int) -> str:
-    """Return in a line how many of `total` executions succeeded, and the best trial if there is one."""
-    noun = summary.spec.noun if summary.spec.repeats is None else "execution"
-    text = f"{summary.succeeded:,} of {total:,} {noun}s succeeded"
-    if summary.unfinished:
-        text += f", {summary.unfinished:,} did not run to the end"
-    if summary.best.result is not None:
-        text += f"; best {summary.spec.objective} {_describe_best_trials(summary)}"
-    elif summary.infeasible and not summary.best.results:
-        text += f"; {NO_FEASIBLE_TRIAL}"
-    return text
-
-
-def _describe_best_trials(summary: RunSummary) -> str:
-    """Return the best trial, or the trials on the Pareto front. Return an empty text if there is none."""
-    best, spec = summary.best.result, summary.spec
-    if best is not None:
-        values = format_variables(best.meta.variables, MAX_VARIABLES)
-        return f"{summary.best.score:.6g} in trial {best.meta.index}" + (f" with {values}" if values else "")
-    numbers = [str(result.meta.index) for result in summary.best.results]
-    if not numbers:
-        return ""
-    shown = ", ".join(numbers[:MAX_VARIABLES])
-    if len(numbers) > MAX_VARIABLES:
-        shown += f" and {len(numbers) - MAX_VARIABLES} more"
-    goals = ", ".join(f"{item.direction} {item.name}" for item in spec.objectives)
-    return f"{len(numbers)} trials ({shown}) by {goals}"
+    return summary.count_outcomes(max(total, summary.done)) + "".join(
+        text.format(count) for count, text in others if count
+    )
 
 
 def describe_usage(usage: Usage | QuerySummary, cached_count: int) -> str:

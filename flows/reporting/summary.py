@@ -19,7 +19,7 @@ from .best_trials import BestTrials, is_score
 from .columns import Tables
 from .failure_reasons import FailureReasons
 from .groups import GroupCollector, is_incomplete
-from .table import OutcomeTable
+from .table import MAX_VARIABLES, NO_FEASIBLE_TRIAL, OutcomeTable, format_variables
 
 MAX_ROWS = 1000  # rows of the table; Prefect's UI shows so many rows without delay
 MAX_COLUMNS = 16  # variables, and also fields, that have a column; objectives always have one
@@ -195,14 +195,42 @@ class RunSummary:
             group = failure.meta.group
             self.failed_indexes.append(index if group is None else group)
 
-    def describe_progress(self, total: int) -> str:
-        """Return the numbers of executions that are done and that failed, and the best score so far."""
-        text = f"{self.done:,} of {total:,} {self.spec.noun}s done, {self.done - self.succeeded:,} failed"
-        if self.unfinished:
-            text += f"; {self.unfinished:,} did not run to the end"
-        if self.best.score is not None:
-            text += f", the best so far {self.best.score:.6g}"
+    def describe(self, total: int) -> str:
+        """Return in a line how many of `total` executions have each outcome, and the best trial if there is one."""
+        text = self.count_outcomes(total)
+        if self.best.result is not None:
+            text += f"; best {self.spec.objective} {self.describe_best_trials()}"
+        elif self.infeasible and not self.best.results:
+            text += f"; {NO_FEASIBLE_TRIAL}"
         return text
+
+    def count_outcomes(self, total: int) -> str:
+        """Return in words how many of `total` executions have each outcome."""
+        noun = self.spec.noun if self.spec.repeats is None else "execution"
+        others = [
+            (self.pruned, "{:,} of them pruned"),
+            (self.failed, "{:,} failed"),
+            (self.not_run, "{:,} not run"),
+            (self.unfinished, "{:,} did not run to the end"),
+        ]
+        counts = [f"{self.succeeded:,} of {total:,} {noun}s succeeded"]
+        counts += [text.format(count) for count, text in others if count]
+        return ", ".join(counts)
+
+    def describe_best_trials(self) -> str:
+        """Return the best trial, or the trials on the Pareto front. Return an empty text if there is none."""
+        best = self.best.result
+        if best is not None:
+            values = format_variables(best.meta.variables, MAX_VARIABLES)
+            return f"{self.best.score:.6g} in trial {best.meta.index}" + (f" with {values}" if values else "")
+        numbers = [str(result.meta.index) for result in self.best.results]
+        if not numbers:
+            return ""
+        shown = ", ".join(numbers[:MAX_VARIABLES])
+        if len(numbers) > MAX_VARIABLES:
+            shown += f" and {len(numbers) - MAX_VARIABLES} more"
+        goals = ", ".join(f"{item.direction} {item.name}" for item in self.spec.objectives)
+        return f"{len(numbers)} trials ({shown}) by {goals}"
 
     def close_groups(self) -> None:
         """Add the rows of the groups that lack repeats. Call this once, after all outcomes."""

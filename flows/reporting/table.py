@@ -19,6 +19,7 @@ BEST_MARK, PARETO_MARK = MARKS = "best", "Pareto"  # notes of the best trial, an
 INFEASIBLE = "infeasible"  # the note of a trial that violates a constraint
 NO_FEASIBLE_TRIAL = "no trial is feasible"
 CELL = 40  # characters of a value that a cell shows
+MAX_VARIABLES = 8  # variables that identify an execution in a line; also trials on a Pareto front
 MAX_SHOWN_ROWS = 200  # rows of a table on a terminal, at a prompt or in a notebook; the ledger has all rows
 
 Rank = tuple[int, float, int]  # sorts rows, the best first; it ends with the execution's number

@@ -88,7 +88,7 @@ def test_the_ui_shows_a_runs_report_and_chart_without_running_scripts(
         if (artifact["flow_run_id"] or "none") in report.results_path
     }
     page.goto(artifacts["markdown"])
-    page.see("4 of 6 trials succeeded", "Trials, the best first", "succeeded; best loss 1 in trial 2 with x=1")
+    page.see("Trials, the best first", "4 of 6 trials succeeded, 2 failed; best loss 1 in trial 2 with x=1")
     said = '<img src=http://127.0.0.1:9/x onerror="document.title=1"> | **b**'
     note = f"CodeError: the code raised ValueError (line 1): {said}"
     pictures = "[...document.images].filter(i => i.src.startsWith('data:image/svg') && i.naturalWidth > 300).length"
@@ -97,7 +97,7 @@ def test_the_ui_shows_a_runs_report_and_chart_without_running_scripts(
     assert {"best", note} <= set(cells)
     assert page.js("[...document.images].every(i => !i.src.includes(':9/'))")
     page.goto(artifacts["table"])
-    page.see("outcome", "succeeded; best loss 1 in trial 2", "![](http://127.0.0.1:9/value)")
+    page.see("outcome", "succeeded, 2 failed; best loss 1 in trial 2", "![](http://127.0.0.1:9/value)")
     assert page.js("[...document.images].every(i => !i.src.includes(':9/'))")
     assert not [url for url in page.asked if url.startswith("http") and not url.startswith(ui)]
     assert page.errors == []

@@ -34,7 +34,7 @@ def test_a_sweep_prints_its_trials_and_can_be_reported_and_resumed(run):
     assert rows[0] == ["lr", "batch_size", "loss"]
     assert rows[4] == ["3", "0.01", "64", "1.6024", "best"]
     assert [row[-1] for row in rows[1:4]] == ["23.8735", "13.5775", "3.09425"]
-    assert "4 of 4 done" in done.stderr
+    assert "4 of 4 trials succeeded; it took" in done.stderr
     (path,) = re.findall(r"^Results of \S+: (.+)$", done.stdout, re.MULTILINE)
     report = run("report", path)
     assert report.returncode == 0, report.stderr
@@ -82,7 +82,9 @@ def test_options_reach_the_code_and_its_output_is_streamed(run, tmp_path):
     assert json.loads(done.stdout)["outputs"] == {"y": 42, "mib": 300, "volume": None}
     lines = done.stderr.splitlines()
     assert set(lines) >= {"step 1\\x1b[31m", "oh", "end"}
-    assert lines.index("end") < next(number for number, line in enumerate(lines) if "1 of 1 done" in line)
+    assert lines.index("end") < next(
+        n for n, line in enumerate(lines) if line.startswith("1 of 1 executions succeeded")
+    )
 
 
 def test_a_check_file_judges_and_its_failure_names_the_check(run, tmp_path):
@@ -159,7 +161,7 @@ def test_failures_show_the_codes_output_escaped_for_the_terminal(run, tmp_path):
     assert "2 of 4 failed:" in done.stderr
     assert r"ValueError (line 4): \x1b[31m\u2067" in done.stderr
     assert r"  | \x1b[2J\u202eturned" in done.stderr
-    assert "1 succeeded, 2 failed, 1 not run" in done.stderr
+    assert "1 of 4 executions succeeded, 2 failed, 1 not run" in done.stderr
     assert (
         "1 did not run, the first is number 3: not run: 2 of 4 executions failed, and --max-failures is 2"
         in done.stderr
@@ -174,7 +176,7 @@ def test_code_from_stdin_uses_local_tools_and_tolerates_a_closed_reader(tmp_path
     command = f"{COMMAND} batch /dev/stdin --inputs in.jsonl --tools join=words:join --json <code.py"
     done = run_pipe(f"{command} | head -c 12", tmp_path)
     assert done.stdout == '{"index": 0,141\n', done.stderr
-    assert "4 of 4 done" in done.stderr
+    assert "4 of 4 executions succeeded" in done.stderr
     assert "rlm-batch:" not in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -265,7 +267,7 @@ def test_a_search_prints_trials_and_pruned_count_and_can_be_resumed(run, tmp_pat
     assert first.returncode == 0, first.stderr
     pruned = sum(row[-1] == "pruned" for row in split_rows(first.stdout)[1:13])
     assert 0 < pruned < 11
-    assert f"12 succeeded, {pruned} of them pruned, 0 failed" in first.stderr
+    assert f"12 of 12 trials succeeded, {pruned} of them pruned; it took" in first.stderr
     assert "did not call SUBMIT" not in first.stderr
     more = run(*words, "--trials", "13", "--json")
     lines = [json.loads(line) for line in more.stdout.splitlines()]

@@ -80,7 +80,7 @@ def test_a_worker_runs_the_shards(
     with Worker(tmp_path / "machine", server, "worker-of-the-cookbook", limit=3, environment=allowed) as worker:
         asyncio.run(wait_until_online(worker.name))
         run_command(words)
-    assert "2 succeeded" in capsys.readouterr().err
+    assert "2 of 2 executions succeeded" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("provider", ["Daytona", "Modal"])

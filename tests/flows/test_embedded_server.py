@@ -97,7 +97,7 @@ def test_killing_the_server_ends_the_flow_with_a_sentence_and_keeps_results(
     assert read_results(tmp_path) == 2
     (tmp_path / "go").touch()
     again = start(home)
-    assert "4 of 4 done" in again.communicate(timeout=PATIENCE)[1]
+    assert "4 of 4 executions succeeded" in again.communicate(timeout=PATIENCE)[1]
     assert (again.returncode, read_results(tmp_path)) == (0, 4)
 
 

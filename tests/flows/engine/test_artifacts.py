@@ -101,7 +101,7 @@ async def test_progress_is_published_during_a_run_and_ends_complete(tmp_path: Pa
         progress = (await artifacts(run_id)).get("progress")
         return progress if progress is not None and progress.data >= 66 else None
 
-    assert (await wait_until_async(find_progress)).description == "2 of 3 executions done, 0 failed"
+    assert (await wait_until_async(find_progress)).description == "2 of 3 executions succeeded"
     seen.touch()
     await run
     assert (await artifacts(run_id))["progress"].data == 100

@@ -50,7 +50,7 @@ async def test_prefects_retry_runs_only_executions_without_a_result(
     assert counter.counts == {str(x): 1 if x % 3 else 2 for x in range(8)}
     deployment = await flow.read_deployment_name()
     assert await flow.list_artifacts("markdown") == [
-        (f"rlm-batch-{deployment}-report", "5 of 8 executions succeeded"),
+        (f"rlm-batch-{deployment}-report", "5 of 8 executions succeeded, 3 failed"),
         (f"rlm-batch-{deployment}-report", "8 of 8 executions succeeded"),
     ]
     assert Counter(line["status"] for line in read_lines(results / str(flow.run.id))) == {"succeeded": 8, "failed": 3}
