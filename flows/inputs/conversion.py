@@ -33,11 +33,9 @@ class Content(Enum):
     """The content of a parameter, which its type names, and which decides how values become JSON."""
 
     CODE = "code"
-    STEP = "step"  # A later step may look like a file's name, such as `x.py`.
     PREPARATION = "prepare"  # A function is refused, because its names are local.
     CONTEXT = "context"
-    ROWS = "rows"
-    ITEMS = "items"
+    ITEMS = "items"  # rows of a table, or other items
     GRID = "grid"
     SPACE = "space"
     DATA_BY_ID = "data by id"
@@ -45,7 +43,7 @@ class Content(Enum):
     @property
     def is_code(self) -> bool:
         """True if a function becomes its source, and `@` before a path names a file of code."""
-        return self in (Content.CODE, Content.STEP, Content.PREPARATION)
+        return self in (Content.CODE, Content.PREPARATION)
 
     @property
     def is_path_if_text(self) -> bool:
@@ -79,7 +77,6 @@ if TYPE_CHECKING:
 
     Items = Sequence[T] | Iterator[T] | Array | DataFrame | ArrowTable
     Code = str | Callable[..., object]  # A function's source is sent.
-    Step = Code
     PreparationCode = str
     ContextValue = str | PurePath | Sequence[object] | Mapping[str, object]
     # `object`, because mypy infers list[object] for [{"x": 1}, {"x": "one"}], and dict[str, object] for a grid whose
@@ -106,10 +103,10 @@ else:
     ProviderOptions = Annotated[dict[str, Any], _NoneAsEmpty]
     Mounts = ToolsByName = Annotated[dict[str, str], _NoneAsEmpty]
     TurnFunction, AnswerTypeText, ModelsByName = str, dict[str, Any], dict[str, str] | list[str]
-    Code, Step = Annotated[str, Content.CODE], Annotated[str, Content.STEP]
+    Code = Annotated[str, Content.CODE]
     PreparationCode = Annotated[str, Content.PREPARATION]
     ContextValue = Annotated[str | list[Any] | dict[str, Any], Content.CONTEXT]
-    Variables, DataItem = Annotated[dict[str, Any], Content.ROWS], Annotated[Any, Content.ITEMS]
+    Variables, DataItem = Annotated[dict[str, Any], Content.ITEMS], Annotated[Any, Content.ITEMS]
     GridValues = Annotated[dict[str, Annotated[list[Any], MinLen(1)]], Content.GRID, _NoneAsEmpty]
     SpaceValues = Annotated[dict[str, Any] | list[dict[str, Any]], Content.SPACE]
     DataById = Annotated[dict[str, Any], Content.DATA_BY_ID]
@@ -185,14 +182,12 @@ def _convert_content(name: str, content: Content, value: Any, tools: Collection[
         check_pairs(value)
     if value is None or isinstance(value, str):  # Text is the path of a file.
         return value
-    if content in (Content.ROWS, Content.ITEMS):
+    if content is Content.ITEMS:
         rows = list_table_rows(name, value)
         if rows is not None:
             value = rows
-    # A chunk's id may be a number, and a grid's values may be any iterable. So these dicts are converted by item.
-    is_converted_by_item = content in (Content.GRID, Content.SPACE, Content.DATA_BY_ID)
     try:
-        if is_converted_by_item and isinstance(value, dict):
+        if isinstance(value, dict):  # A chunk's id may be a number, and a grid's values may be any iterable.
             items: dict[Any, Any] = value  # type: ignore[reportUnknownVariableType]
             value = {key: _convert_value(f"{name}[{key!r}]", item) for key, item in items.items()}
         else:
@@ -212,8 +207,7 @@ def _convert_code(content: Content, value: Any, tools: Collection[str]) -> Any:
         )
     codes: list[Any] = value if isinstance(value, list) else [value]
     texts = [convert_code(code, tools) for code in codes]
-    # `x.py` is the name of a file, but in a later step it may be an attribute.
-    for text in texts[:1] if content is Content.STEP else texts:
+    for text in texts:
         if isinstance(text, str):
             check_code(text)
     return texts if isinstance(value, list) else texts[0]

@@ -9,7 +9,7 @@ from pydantic.dataclasses import dataclass as parameter_model
 from ...blocks.storage.location import PathOrLocation
 from ...tasks.execution import Execution, compute_key
 from ...tasks.ledger.run_record import ReportSpec
-from ..inputs.conversion import Items, Step
+from ..inputs.conversion import Code, Items
 from ..inputs.readers import check_variables
 from ..inputs.spilling import read_codes
 from ..inputs.tables import ProgressReport
@@ -40,7 +40,7 @@ class SequenceParameters(CodeParameters, FlowParameters[OutcomesReport]):
     """
 
     steps: Annotated[
-        Items[Step] | Step,
+        Items[Code] | Code,
         Field(description="Pieces of Python code that share the state of one sandbox."),
         CommandLineForm("code files", "Python files, one step each; /dev/stdin is standard input.", is_argument=True),
     ]

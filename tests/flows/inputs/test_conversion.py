@@ -133,12 +133,6 @@ async def test_values_that_the_server_cannot_store_use_a_file(value: Any, server
             assert await client.read_flow_runs(limit=1)
 
 
-def test_a_later_step_may_look_like_a_file_name(server: str) -> None:
-    steps = ["class particle: py = 2.0", "particle.py", "SUBMIT(momentum=particle.py)"]
-    with temporary_settings({PREFECT_API_URL: server}):
-        assert sequence.sync(steps)[2].momentum == 2.0
-
-
 def test_a_deployments_run_reads_code_from_allowed_absolute_paths(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
