@@ -3,7 +3,6 @@
 import json
 import re
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,26 +28,13 @@ FORMS = {
 }
 
 
-def refuse_data(files: Sequence[str], data_option: str | None = None) -> None:
-    """Raise ConfigurationError if the command line names a file of data where code belongs.
-
-    Args:
-        files: The files of code that the command line names.
-        data_option: The command's option for files of data, which the message recommends.
-    """
-    for file in files:
-        if DATA_SUFFIX.search(file):
-            advice = "pass files of Python code"
-            if data_option is not None:
-                advice = f"did you mean {data_option} {shlex.quote(file)}?"
-                if len(files) > 1:  # The shell has replaced a pattern by several names.
-                    advice += " A pattern of several files needs quotes"
-            raise ConfigurationError(f"{file} is a file of data, and not of Python code: {advice}")
-
-
 def read_code(file: str) -> str:
     """Return the text of a file of code. Raises ConfigurationError or OSError."""
-    refuse_data([file])
+    if DATA_SUFFIX.search(file):
+        raise ConfigurationError(
+            f"{file} is a file of data, and not of Python code: pass data with an option such as --inputs, --points or "
+            "--data, and a pattern of several files in quotes"
+        )
     return decode_code(Path(file).expanduser().read_bytes(), file)
 
 

@@ -13,7 +13,6 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from ..blocks.registry import PROVIDERS
-from ..flows.inputs.conversion import DATA_PARAMETERS
 from ..flows.parameters import (
     GROUP_OF,
     GROUPS,
@@ -33,7 +32,6 @@ from .argument_parsing import (
     parse_space,
     read_code,
     read_json_file,
-    refuse_data,
     resolve_path,
 )
 from .option_names import LEFT_OUT, OPTIONS_BY_PARAMETER
@@ -216,8 +214,6 @@ def build_flow_command(
     named = [option for option in (*options, *settings_options) if option.parameter.kind is KEYWORD_ONLY]
     parameters = [*arguments, *_arrange_options(named, own_group)]
     signature = inspect.Signature(parameters, return_annotation=int)
-    data_options = [f"--{option.target}" for option in flow_options if option.target in DATA_PARAMETERS]
-    data_option = data_options[0] if data_options else None
 
     def run(*positional: Any, **keywords: Any) -> int:
         words_by_option = signature.bind_partial(*positional, **keywords).arguments
@@ -226,7 +222,6 @@ def build_flow_command(
         files = list(words_by_option.get("files", []))
         if "file" in words_by_option:  # the argument of a flow with one file of code
             files = [words_by_option["file"]]
-        refuse_data(files, data_option)
         return action(model, files, _read_parameters(words_by_option, flow_options, settings_options))
 
     run.__name__ = model.flow_name

@@ -26,7 +26,6 @@ from .readers import normalize_chunk_ids
 DATA_SUFFIX = re.compile(r"\.(?:csv|tsv|jsonl|ndjson|json|parquet)(?:\.gz|\.zst)?$", re.IGNORECASE)
 FILE_NAME = re.compile(rf"[\w.~/\\*?\[\]-]+(?:\.py|{DATA_SUFFIX.pattern})", re.IGNORECASE)
 MAX_FILE_NAME = 250  # characters; a longer text is not a file's name
-DATA_PARAMETERS = ("inputs", "points", "data")  # parameters that take files of data, one at most in each flow
 
 
 class Content(Enum):
