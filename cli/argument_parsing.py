@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +46,23 @@ def resolve_path(path: str) -> str:
     return make_absolute(path)
 
 
+def read_pairs(option: str, words: Sequence[str]) -> dict[str, str]:
+    """Return values by name, from words such as `STAGE=test`. Raises ConfigurationError."""
+    pairs: dict[str, str] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        name = name.strip()
+        if not name or not equals:
+            raise ConfigurationError(f"--{option} {shlex.quote(word)}: give a name and a value, as in NAME=VALUE")
+        if name in pairs:
+            raise ConfigurationError(f"--{option} sets {name} twice: leave one out")
+        pairs[name] = value
+    return pairs
+
+
 def parse_grid(words: list[str]) -> dict[str, list[Any]]:
     """Return variables and their values, from words such as `lr=0.001,0.01` or `layers=[[64],[64,64]]`."""
-    return {name: _parse_values("--grid", name, values) for name, values in _split_words("--grid", words).items()}
+    return {name: _parse_values("--grid", name, values) for name, values in read_pairs("grid", words).items()}
 
 
 def parse_space(words: list[str]) -> Any:
@@ -55,8 +70,8 @@ def parse_space(words: list[str]) -> Any:
     if len(words) == 1 and "=" not in words[0]:
         return read_json_file(words[0])
     space: dict[str, Any] = {}
-    for name, values in _split_words("--space", words).items():
-        bounds = BOUNDS.fullmatch(values)
+    for name, values in read_pairs("space", words).items():
+        bounds = BOUNDS.fullmatch(values.strip())
         if bounds is not None:
             space[name] = _read_bounds(bounds)
             continue
@@ -77,20 +92,6 @@ def _read_bounds(match: re.Match[str]) -> dict[str, Any]:
     if "int" in match["kinds"]:
         bounds["type"] = "int"
     return bounds
-
-
-def _split_words(option: str, words: list[str]) -> dict[str, str]:
-    """Return the values of each variable as a text, from words such as `lr=0.1,0.2`. Raises ConfigurationError."""
-    values_by_name: dict[str, str] = {}
-    for word in words:
-        name, _, values = word.partition("=")
-        name, values = name.strip(), values.strip()
-        if not name or not values:
-            raise ConfigurationError(f"{option} {word}: {FORMS[option].format(name or 'lr')}")
-        if name in values_by_name:
-            raise ConfigurationError(f"{option} sets {name} twice: give all its values at once, as in {name}=1,2,3")
-        values_by_name[name] = values
-    return values_by_name
 
 
 def _parse_values(option: str, name: str, values: str) -> list[Any]:

@@ -2,7 +2,6 @@
 
 import inspect
 import re
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -32,6 +31,7 @@ from .argument_parsing import (
     parse_space,
     read_code,
     read_json_file,
+    read_pairs,
     resolve_path,
 )
 from .option_names import LEFT_OUT, OPTIONS_BY_PARAMETER
@@ -246,7 +246,7 @@ def _read_parameters(
         if value is not None:
             settings[option.parameter.name] = None if value == "none" else value
     if words_by_option.get("env"):
-        settings["environment"] = _read_pairs("env", words_by_option["env"])
+        settings["environment"] = read_pairs("env", words_by_option["env"])
     if settings:
         values["provider_options"] = settings
     isolation = words_by_option.get("isolation")
@@ -379,27 +379,14 @@ def _read_objectives(minimize: list[str], maximize: list[str]) -> dict[str, Any]
     return {"objective": objectives, "direction": directions}
 
 
-def _read_pairs(option: str, words: Sequence[str]) -> dict[str, str]:
-    """Return values by name, from words such as `STAGE=test`. Raises ConfigurationError."""
-    pairs: dict[str, str] = {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not name or not equals:
-            raise ConfigurationError(f"--{option} {shlex.quote(word)}: give a name and a value, as in NAME=VALUE")
-        if name in pairs:
-            raise ConfigurationError(f"--{option} sets {name} twice: leave one out")
-        pairs[name] = value
-    return pairs
-
-
 def _read_models(words: Sequence[str]) -> dict[str, str]:
     """Return models by name. A word is `small=openai/gpt-4o-mini`, or the model alone, which is then its own name."""
-    return _read_pairs("models", [f"{word}={word}" if word and "=" not in word else word for word in words])
+    return read_pairs("models", [f"{word}={word}" if word and "=" not in word else word for word in words])
 
 
 def _read_types(words: Sequence[str]) -> dict[str, str] | str:
     """Return the types of columns, from words such as `zip=str`. The single word json applies to all columns."""
-    return "json" if words == ["json"] else _read_pairs("types", re.split(r"\s*,\s*", ",".join(words)))
+    return "json" if words == ["json"] else read_pairs("types", re.split(r"\s*,\s*", ",".join(words)))
 
 
 def _read_paths(words: Sequence[str]) -> list[str] | str | None:
@@ -423,8 +410,8 @@ READERS = {
     "names": WordReader(list[str] | None, list, "FIELD"),
     "text": WordReader(str, str, "TEXT"),
     "output type": WordReader(str | None, read_json_file, "FILE"),
-    "mounts": WordReader(list[str] | None, partial(_read_pairs, "mounts"), "TARGET=PATH"),
-    "tools": WordReader(list[str] | None, partial(_read_pairs, "tools"), "NAME=MODULE:FUNCTION"),
+    "mounts": WordReader(list[str] | None, partial(read_pairs, "mounts"), "TARGET=PATH"),
+    "tools": WordReader(list[str] | None, partial(read_pairs, "tools"), "NAME=MODULE:FUNCTION"),
     "models": WordReader(list[str] | None, _read_models, "NAME=MODEL"),
     "types": WordReader(list[str] | None, _read_types, "COLUMN=TYPE"),
     "grid": WordReader(list[str] | None, parse_grid, "NAME=VALUES"),
