@@ -145,35 +145,28 @@ def _make_settings_option(name: str, fields: dict[str, FieldInfo]) -> Option:
     elif is_list:
         kind = list[str]
     if len(providers) == 1:
-        group = providers[0].title()
-        has_note = False  # The group names the provider.
+        group, known_providers = providers[0].title(), providers
     else:
-        group = LIMITS if _is_number(field.annotation) else SANDBOX
-        has_note = len(providers) < len(PROVIDERS)
-    help_texts: dict[str, str] = {}
-    defaults: dict[str, str] = {}
-    for provider, item in fields.items():
-        help_texts[provider] = _write_help(item.description or "", is_list)
-        if item.default not in NO_DEFAULTS:
-            defaults[provider] = str(item.default)
+        group, known_providers = LIMITS if _is_number(field.annotation) else SANDBOX, list(PROVIDERS)
+    help_texts = {provider: _write_help(item.description or "", is_list) for provider, item in fields.items()}
+    defaults = {provider: str(item.default) for provider, item in fields.items() if item.default not in NO_DEFAULTS}
     details = Parameter(
-        help=_join_texts(help_texts, providers, has_note=has_note),
+        help=_join_texts(help_texts, known_providers),
         negative=() if is_list else None,
         metavar=_name_value(name, field.annotation, field.description),
-        show_default=_join_texts(defaults, providers) or False,
+        show_default=_join_texts(defaults, known_providers) or False,
     )
     return Option(_make_option(name, kind | None, details), group)
 
 
-def _join_texts(texts: Mapping[str, str], providers: list[str], *, has_note: bool = False) -> str:
-    """Join texts by provider. A note names the providers of a text, on request or unless all `providers` have it."""
+def _join_texts(texts: Mapping[str, str], known_providers: list[str]) -> str:
+    """Join texts by provider. A note names the providers of a text, unless all `known_providers` have it."""
     providers_by_text: dict[str, list[str]] = {}
     for provider, text in texts.items():
         providers_by_text.setdefault(text, []).append(provider)
     parts: list[str] = []
     for text, names in providers_by_text.items():
-        needs_note = has_note or names != providers
-        parts.append(f"{text} ({', '.join(names)})" if needs_note else text)
+        parts.append(text if names == known_providers else f"{text} ({', '.join(names)})")
     return "; ".join(parts)
 
 
