@@ -172,15 +172,15 @@ def _draw_variable(summary: RunSummary, name: str) -> list[Chart]:
     """
     points = [point for point in summary.points if point.is_feasible and point.variables.get(name) is not None]
     xs: Sequence[float] = [point.variables[name] for point in points]
-    names: list[str] = []
+    labels: list[str] = []
     if not all(map(_is_number, xs)):
-        names, xs = _number_values(xs)
-    if not points or len(names) > MAX_NAMES:
+        labels, xs = _number_values(xs)
+    if not points or len(labels) > MAX_NAMES:
         return []
     objective = _name_objective(summary.spec.objective or "", summary)
     title = f"{objective} over {name}"
     ys = [point.value for point in points]
-    plot = Plot(title, xs, ys, name, objective, names=names)
+    plot = Plot(title, xs, ys, name, objective, names=labels)
     plot.add_dots(list(zip(xs, ys, strict=True)), DOTS)
     best = summary.best.numbers
     best_dots = [(x, point.value) for x, point in zip(xs, points, strict=True) if point.index in best]
