@@ -154,7 +154,7 @@ def _make_settings_option(name: str, fields: dict[str, FieldInfo]) -> Option:
         help=_join_texts(help_texts, known_providers),
         negative=() if is_list else None,
         metavar=_name_value(name, field.annotation, field.description),
-        show_default=_join_texts(defaults, known_providers) or False,
+        show_default=_join_texts(defaults, providers) or False,
     )
     return Option(_make_option(name, kind | None, details), group)
 
