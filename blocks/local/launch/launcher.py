@@ -118,21 +118,28 @@ class Zygotes:
     async def fork(self, launch: Launch) -> DriverProcess:
         """Fork a driver from the zygote with this launch's key, and start that zygote if needed.
 
-        A zygote that could not start, or whose first fork failed, is not tried again, except after a shortage of
-        descriptors, memory or processes. Raises ZygoteError, SandboxStartError.
+        A zygote that could not start, or whose first fork failed, is tried once more, because it may have been killed,
+        and then never again, except after a shortage of descriptors, memory or processes. Raises ZygoteError,
+        SandboxStartError.
         """
         obstacle = self.find_obstacle(launch)
         if obstacle:
             raise ZygoteError(obstacle)
-        zygote = self._zygotes.get(launch.key)
-        try:
-            if zygote is None or not zygote.is_alive:
-                zygote = await asyncio.to_thread(self._start, launch)
-            return await zygote.fork(launch.build_request())
-        except ZygoteError as error:
-            if (zygote is None or not zygote.has_forked) and not is_shortage(error):
-                self._reasons[launch.key] = str(error)
-            raise
+        is_second_try = False
+        while True:
+            zygote = self._zygotes.get(launch.key)
+            try:
+                if zygote is None or not zygote.is_alive:
+                    zygote = await asyncio.to_thread(self._start, launch)
+                return await zygote.fork(launch.build_request())
+            except ZygoteError as error:
+                has_worked = zygote is not None and zygote.has_forked
+                if has_worked or is_shortage(error):
+                    raise
+                if is_second_try:
+                    self._reasons[launch.key] = str(error)
+                    raise
+                is_second_try = True
 
     def _start(self, launch: Launch) -> Zygote:
         key = launch.key

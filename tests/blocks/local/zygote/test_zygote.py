@@ -22,6 +22,7 @@ import pytest
 from rlm_batch import LocalInterpreter, LocalSandbox, OutcomeUnknown, SandboxLost, SandboxStartError
 from rlm_batch.blocks.local.inventory import MARK_BASE
 from rlm_batch.blocks.local.launch.launcher import MAX_IDLE_ZYGOTES, Zygotes
+from rlm_batch.blocks.local.launch.zygote import Zygote
 
 from ....conftest import find_zygotes, list_children
 from ....infra.waiting import HANG_SECONDS, wait_until, wait_until_async
@@ -232,6 +233,29 @@ async def test_a_shortage_of_descriptors_does_not_outlast_itself(zygotes: Zygote
     async with provider.interpreter() as interpreter:
         assert (await interpreter.execute("SUBMIT(1)")).output == 1
     assert find_zygotes(os.getpid())
+
+
+@pytest.mark.requires("landlock")
+async def test_a_zygote_that_was_killed_at_its_start_is_started_again(
+    zygotes: Zygotes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provider = LocalSandbox(isolation="landlock")
+    await provider.check()
+    zygotes.end()
+    boot = Zygote._boot
+    killed: list[int] = []
+
+    def kill_first(zygote: Zygote, code: bytes) -> None:
+        if not killed:
+            killed.append(zygote._process.pid)
+            os.kill(zygote._process.pid, signal.SIGKILL)
+        boot(zygote, code)
+
+    monkeypatch.setattr(Zygote, "_boot", kill_first)
+    async with provider.interpreter() as interpreter:
+        assert (await interpreter.execute("SUBMIT(1)")).output == 1
+        assert find_zygotes(os.getpid())
+    assert killed
 
 
 # -------------------------------------------------------------------------------------------------- walls that change
