@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any, Literal
 
 from ...sandbox.confinement import policy as confinement_policy
@@ -138,10 +137,12 @@ def _build_mount_rule(mount: HostMount) -> list[Any]:
 
 def _has_closed_directory(paths: Sequence[str]) -> bool:
     """Return whether other users may not pass through one of these directories, or through one above it."""
-    directories: set[Path] = set()
+    directories: set[str] = set()
     for path in paths:
-        directories.update((Path(path), *Path(path).parents))
-    return any(not directory.stat().st_mode & stat.S_IXOTH for directory in directories)
+        while path not in directories:
+            directories.add(path)
+            path = os.path.dirname(path)  # the parent of "/" is "/"
+    return any(not os.stat(directory).st_mode & stat.S_IXOTH for directory in directories)
 
 
 def check_mount_places(mounts: Sequence[HostMount], level: IsolationLevel) -> None:
@@ -169,7 +170,15 @@ def _build_syscall_filter(policy: confinement_policy.Policy, machine: str) -> st
 @cache
 def _list_readable_paths() -> tuple[str, ...]:
     paths = [*confinement_policy.SYSTEM, *confinement_policy.ETC, *confinement_policy.KERNEL, *find_python_prefixes()]
-    return tuple(path for path in paths if os.path.exists(path))
+    existing = [path for path in paths if os.path.exists(path)]
+    # A rule for a directory covers what is below it, so a link into the directory, such as /bin, needs no rule.
+    return tuple(path for path in existing if not _is_link_below(path, existing))
+
+
+def _is_link_below(path: str, directories: Sequence[str]) -> bool:
+    """Return whether the path is a link to something below one of the directories."""
+    target = os.path.realpath(path)
+    return target != path and any(target.startswith(f"{directory}/") for directory in directories)
 
 
 def _count_user_tasks() -> int:

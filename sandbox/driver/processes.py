@@ -77,7 +77,7 @@ def list_children() -> list[int]:
     # The kernel may skip children if one leaves its list during the read. Only reaping, by this process, removes one.
     me = os.getpid()
     try:
-        with open(f"/proc/{me}/task/{me}/children") as file:
+        with open(f"/proc/{me}/task/{me}/children", "rb", 0) as file:
             return [int(pid) for pid in file.read().split()]
     except OSError:
         return [pid for pid, (parent, _) in read_processes().items() if parent == me]
@@ -124,8 +124,8 @@ def read_name(pid: int) -> str:
 def count_memory_kills() -> int:
     """Return how often this kernel has killed a process for lack of memory, or 0 if the kernel does not count."""
     try:
-        with open("/proc/vmstat") as file:
-            return int(file.read().partition("oom_kill ")[2].partition("\n")[0])
+        with open("/proc/vmstat", "rb", 0) as file:
+            return int(file.read().partition(b"oom_kill ")[2].partition(b"\n")[0])
     except (OSError, ValueError):
         return 0
 

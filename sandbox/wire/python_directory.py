@@ -75,13 +75,12 @@ def remove_python_directory(folder: str) -> None:
     This opens no file, so it works at the limit of open files.
     """
     library, version, site = SITE_DIRECTORIES
-    directories = [
-        f"{folder}/{library}/{version}/{site}",
-        f"{folder}/{library}/{version}",
-        f"{folder}/{library}",
-        folder,
-    ]
-    paths = [f"{folder}/pyvenv.cfg", f"{directories[0]}/{IMPORT_FILE}"]
+    directories = [folder]
+    paths = [f"{folder}/pyvenv.cfg"]
+    if os.path.lexists(f"{folder}/{library}"):
+        site_directory = f"{folder}/{library}/{version}/{site}"
+        directories = [site_directory, f"{folder}/{library}/{version}", f"{folder}/{library}", folder]
+        paths.append(f"{site_directory}/{IMPORT_FILE}")
     if os.path.islink(f"{folder}/bin"):
         paths.append(f"{folder}/bin")
     else:
@@ -114,9 +113,11 @@ def link_python(folder: str, python: str) -> None:
 
 def _make_directory(path: str) -> None:
     """Create a directory if it is missing, readable for every user regardless of the umask."""
-    if not os.path.isdir(path):
+    try:
         os.mkdir(path)
-        os.chmod(path, 0o755)
+    except FileExistsError:
+        return
+    os.chmod(path, 0o755)
 
 
 def _write(path: str, data: bytes) -> None:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from typing import IO
@@ -101,8 +102,10 @@ class SpawnedProcess(DriverProcess):
         self._process.send_signal(number)
 
 
-def spawn_process(command: list[str], cwd: str, stdin: int) -> subprocess.Popen[bytes]:
-    """Start a program in a new session, with `START_ENVIRONMENT` alone. Raises SandboxStartError."""
+def spawn_process(
+    command: list[str], cwd: str, stdin: int, environment: Mapping[str, str] = START_ENVIRONMENT
+) -> subprocess.Popen[bytes]:
+    """Start a program in a new session, with this environment alone. Raises SandboxStartError."""
     try:
         return subprocess.Popen(
             command,
@@ -110,7 +113,7 @@ def spawn_process(command: list[str], cwd: str, stdin: int) -> subprocess.Popen[
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             cwd=cwd,
-            env=START_ENVIRONMENT,
+            env=environment,
             bufsize=0,
             start_new_session=True,  # Only the host handles Ctrl-C in the terminal.
         )

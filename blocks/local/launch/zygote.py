@@ -15,6 +15,7 @@ from typing import IO, Any
 
 from ....sandbox.driver_bundle import ZYGOTE_MODULES, build_driver_code
 from ....sandbox.errors import SandboxStartError
+from ...settings import START_ENVIRONMENT
 from .driver_process import (
     SHORTAGE_HINT,
     DriverProcess,
@@ -24,6 +25,8 @@ from .driver_process import (
     wait_readable,
 )
 
+# The loader looks up all functions of libraries at the start. Otherwise each fork would look up 15 of them again.
+ENVIRONMENT = {**START_ENVIRONMENT, "LD_BIND_NOW": "1"}
 START_TIMEOUT_SECONDS = 20.0  # limit for a zygote's start and for a fork; a busy machine takes 1 s
 PACKET_BYTES = 32 * 1024
 SEND_RETRY_SECONDS = 0.005  # pause when the zygote's queue is full
@@ -53,7 +56,9 @@ class Zygote:
         control, zygote_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with zygote_control:
             try:
-                self._process = spawn_process([*command, *build_python_command(program)], "/", zygote_control.fileno())
+                self._process = spawn_process(
+                    [*command, *build_python_command(program)], "/", zygote_control.fileno(), ENVIRONMENT
+                )
             except SandboxStartError as error:
                 control.close()
                 raise ZygoteError(str(error)) from error

@@ -16,7 +16,6 @@ import array
 import errno
 import fcntl
 import gc
-import json
 import os
 import resource
 import select
@@ -25,6 +24,7 @@ import sys
 import time
 from contextlib import suppress
 
+from ...wire.strict_json import loads
 from ..child.environment import hide_missing_site
 from ..child.forking import import_common_modules
 from ..child.runner import CodeRunner
@@ -63,6 +63,7 @@ def main(folders: str | None, user: tuple[int, int] | None, python_directory: di
         user: User and group id of each sandbox in its user namespace; None if the host is root.
         python_directory: Arguments of `write_python_directory`, for the sandboxes' /python; unused without bubblewrap.
     """
+    del os.environ["LD_BIND_NOW"]  # the loader has read it; the code's programs do not need it
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # sandboxes do not inherit the signals that the host blocks
     # The host's socket is descriptor 0, which a sandbox uses for its wire.
@@ -247,7 +248,7 @@ class _Zygote:
         try:
             if failure is not None:
                 raise failure
-            self._set_up(json.loads(data), fds, child)
+            self._set_up(loads(data.decode()), fds, child)
             _send_with_handle(status, b"stands")
         except OSError as error:
             _send_words(status, f"failed {error.errno} {error}")
@@ -280,8 +281,10 @@ class _Zygote:
         The fork comes first: it makes all pages shared, so that a rehearsal before it would copy its pages twice.
         """
         child: ChildAhead | None = None
-        with suppress(OSError):
+        try:
             child = ChildAhead(self._runner, waiting.fileno(), self._user, has_namespaces=self._folders is not None)
+        except OSError:
+            pass  # the first execution forks it
         rehearse_start(self._runner)
         if child is not None:
             try:
