@@ -1,8 +1,10 @@
 """Deployments on the configured Prefect server: the deployments in prefect.yaml, and a user's own."""
 
 import json
+import shlex
+import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -13,7 +15,7 @@ import yaml
 from prefect import Flow
 from prefect.client.orchestration import PrefectClient, get_client
 from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolCreate
-from prefect.client.schemas.objects import ConcurrencyLimitConfig
+from prefect.client.schemas.objects import ConcurrencyLimitConfig, WorkPool
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.deployments.runner import DeploymentApplyError
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
@@ -31,6 +33,8 @@ from ..sandbox.outcomes.server_message import describe_server_error
 WORK_POOL = "rlm-batch"  # the name of the pool whose workers run our deployments
 TAG = "rlm-batch"  # a tag of our deployments
 PREFECT_FILE = Path(__file__).with_name("prefect.yaml")
+# A template without variables. By the command or the environment, a run could start any program on the worker.
+POOL_FILE = Path(__file__).with_name("work_pool.json")
 MAX_PARAMETERS_BYTES = 512 * 1024  # bytes of JSON that a Prefect server accepts for a run
 # A run that is due while another one runs is skipped.
 ONE_AT_ONCE = {"limit": 1, "collision_strategy": "CANCEL_NEW"}
@@ -53,16 +57,15 @@ async def deploy(work_pool: str = WORK_POOL) -> dict[str, str]:
     Raises:
         ConfigurationError: No server is configured, or the server does not answer or refuses a request.
     """
-    from prefect.workers.process import ProcessWorker
-
-    template = ProcessWorker.get_default_base_job_template()
+    template = json.loads(POOL_FILE.read_text(encoding="utf-8"))
     pools: dict[str, str] = {}
     async with _open_client() as client:
         for name in block_types.__all__:
             await getattr(block_types, name).aregister_type_and_schema(client=client)
-        with suppress(ObjectAlreadyExists):
-            pool = WorkPoolCreate(name=work_pool, type=ProcessWorker.type, base_job_template=template)
-            await client.create_work_pool(pool)
+        try:
+            await client.create_work_pool(WorkPoolCreate(name=work_pool, type="process", base_job_template=template))
+        except ObjectAlreadyExists:
+            _warn_of_open_pool(await client.read_work_pool(work_pool))
         for entry in load_entries():
             flow = _load_flow(entry["entrypoint"])
             name = f"{flow.name}/{entry['name']}"
@@ -80,6 +83,19 @@ async def deploy(work_pool: str = WORK_POOL) -> dict[str, str]:
                 await client.update_deployment(existing.id, changes)
                 pools[name] = existing.work_pool_name or work_pool
     return pools
+
+
+def _warn_of_open_pool(pool: WorkPool) -> None:
+    """Say how to close a process pool whose runs can set the command, environment or directory of their process."""
+    template = json.dumps(pool.base_job_template)
+    # Prefect adds a run's `env` to a fixed one, too.
+    if pool.type == "process" and any(f'"{name}"' in template for name in ("command", "env", "working_dir")):
+        words = ("prefect", "work-pool", "update", pool.name, "--base-job-template", str(POOL_FILE))
+        print(
+            f"Everyone who starts a run in the work pool {pool.name} can run any program as its worker's user. Close "
+            f"the pool, unless deployments in it set job variables: {shlex.join(words)}",
+            file=sys.stderr,
+        )
 
 
 def load_entries() -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from uuid import UUID
 import httpx
 from prefect.client.orchestration import PrefectClient, get_client
 from prefect.client.schemas.objects import State, StateType
+from prefect.events import emit_event
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Failed
 from pydantic import Field
@@ -28,6 +29,7 @@ from .inputs.host_paths import locate_ledger
 from .parameters import Options
 from .plan import Plan, label_execution
 from .prefect_flow import define_function_flow
+from .sharding.shard_runs import HEARTBEAT_SECONDS
 
 STATE_INTERVAL_SECONDS = 5.0  # seconds between two looks at the states of the own flow run
 STOPPED_STATES = (StateType.CANCELLING, StateType.CANCELLED, StateType.CRASHED)
@@ -81,9 +83,11 @@ async def _end_if_stopped() -> AsyncIterator[None]:
 
 async def _watch_states(client: PrefectClient) -> None:
     while True:
-        await asyncio.sleep(STATE_INTERVAL_SECONDS)
-        with suppress(httpx.HTTPError):
-            await _check_states(client)
+        emit_event("prefect.flow-run.heartbeat", {"prefect.resource.id": f"prefect.flow-run.{flow_run.id}"})
+        for _ in range(int(HEARTBEAT_SECONDS / STATE_INTERVAL_SECONDS)):
+            await asyncio.sleep(STATE_INTERVAL_SECONDS)
+            with suppress(httpx.HTTPError):
+                await _check_states(client)
 
 
 async def _check_states(client: PrefectClient) -> None:

@@ -35,7 +35,7 @@ from ..engine.executor import FindResult
 from ..engine.run import Run
 from ..orphans import read_flow_runs
 from ..parameters import MAX_TASK_RUNS, Options
-from .shard_runs import HEARTBEAT_ENVIRONMENT, HEARTBEAT_SECONDS, Shard, cancel_runs, look_for_heartbeats, poll_states
+from .shard_runs import HEARTBEAT_SECONDS, Shard, cancel_runs, look_for_heartbeats, poll_states
 from .work_pool import ShardPlan, open_server_client
 
 POLL_INTERVAL_SECONDS = 1.0
@@ -251,7 +251,6 @@ class ShardingExecutor:
             flow_run_name=name,
             timeout=0,
             idempotency_key=parameters["work"],
-            job_variables={"env": HEARTBEAT_ENVIRONMENT},
         )
         shard.run_id, shard.state, shard.silent_checks = run.id, run.state, 0
         self._active[shard.number] = shard

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient
     from prefect.client.schemas.objects import FlowRun, State
 
-HEARTBEAT_SECONDS = 30  # the shortest interval of Prefect's heartbeats
-HEARTBEAT_ENVIRONMENT = {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_SECONDS)}
+HEARTBEAT_SECONDS = 30  # seconds between a shard's own heartbeats; Prefect's come every 180 s
 UNFINISHED_STATES = (StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.PAUSED)
 STARTED_STATES = (StateType.PENDING, StateType.RUNNING, StateType.CANCELLING)
 
