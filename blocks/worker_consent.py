@@ -1,4 +1,4 @@
-"""The limits on deployment runs: the worker's environment decides what a run may do on the worker's host.
+"""The limits on deployment runs: the worker's file decides what a run may do on the worker's host.
 
 The person who starts a deployment run chooses its parameters. Parameters could make code run without a sandbox, or have
 files read and written as the worker's user. Scripts and the command line have no such limits, because their user could
@@ -8,17 +8,15 @@ do the same without rlm-batch.
 import os
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 from ..sandbox.errors import ConfigurationError
 from .storage.location import resolve_data_dir
+from .worker_policy import WorkerPolicy, list_policy_files, read_policy
 
-ALLOW_NO_ISOLATION = "RLM_BATCH_ALLOW_NO_ISOLATION"
-ALLOWED_PATHS = "RLM_BATCH_ALLOWED_PATHS"
-ALLOWED_TOOLS = "RLM_BATCH_ALLOWED_TOOLS"
-ALLOW_NETWORK = "RLM_BATCH_ALLOW_NETWORK"
 # OCI runtimes that a run may name. Podman would start any other name as a program on the PATH, as root if Podman is
 # root.
 OCI_RUNTIMES = {"crun", "kata", "kata-runtime", "krun", "nvidia", "runc", "runsc", "youki"}
@@ -28,6 +26,9 @@ RUN_VARIABLES = ("PREFECT__FLOW_RUN_ID", "PREFECT__ENABLE_CANCELLATION_AND_CRASH
 # read addresses of the worker's network, and see the answers.
 STORE_SCHEMES = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "oci", "tos", "hf", "memory"}
 STORE_SCHEMES |= {"sftp", "ssh", "ftp", "smb", "hdfs"}
+# S3 requests are signed, and do not contain the worker's key. Other stores send a token to the address of a block.
+SIGNING_SCHEMES = {"s3", "s3a"}
+ENDPOINT_SETTINGS = {"endpoint", "endpoint_url", "account_host"}
 MAX_LINKS = 40  # links in one path; Linux follows no more
 # Addresses that git reaches over a network: a URL, or `user@host:path`.
 REMOTE_REPOSITORY = re.compile(r"(https?|ssh|git|git\+ssh|ssh\+git)://|[^/:]+:(?!:|//)")
@@ -43,60 +44,72 @@ def is_deployment_run() -> bool:
     return run is not None and run.flow_run is not None and run.flow_run.deployment_id is not None
 
 
-def _require(is_allowed: bool, refusal: str) -> None:
-    """Raise ConfigurationError with the refusal if this is a deployment run that is not allowed to do something."""
-    if not is_allowed and is_deployment_run():
-        raise ConfigurationError(refusal)
+def _require(is_allowed: Callable[[WorkerPolicy], bool], refusal: str, remedy: str) -> None:
+    """Raise ConfigurationError if this is a deployment run that the worker's file does not allow to do something."""
+    if is_deployment_run() and not is_allowed(read_policy()):
+        files = " or ".join(map(str, list_policy_files()))
+        raise ConfigurationError(f"{refusal}: {remedy} in the worker's file ({files})")
 
 
 def check_no_isolation() -> None:
     """Raise ConfigurationError if code may not run here without isolation."""
     _require(
-        os.environ.get(ALLOW_NO_ISOLATION) == "1",
-        "this worker does not run code without isolation (local:none): use another provider, or set "
-        f"{ALLOW_NO_ISOLATION}=1 in the worker's environment, which lets runs do whatever the worker's user can",
+        lambda policy: policy.allow_no_isolation,
+        "this worker does not run code without isolation (local:none), which could do whatever the worker's user can",
+        "use another provider, or set allow_no_isolation = true",
     )
 
 
 def check_network(purpose: str) -> None:
     """Raise ConfigurationError if containers may not use this host's network. `purpose` is for the message."""
     _require(
-        os.environ.get(ALLOW_NETWORK) == "1",
-        f"this worker gives containers no network ({purpose}): do without, or set {ALLOW_NETWORK}=1 in the worker's "
-        "environment, which lets runs reach the worker's network",
+        lambda policy: policy.allow_network,
+        f"this worker gives containers no network ({purpose}), which would reach the worker's network",
+        "do without, or set allow_network = true",
     )
 
 
 def check_tool(path: str) -> None:
     """Raise ConfigurationError if code may not call the host's function with that import path."""
     _require(
-        path in [name.strip() for name in os.environ.get(ALLOWED_TOOLS, "").split(",")],
-        f"this worker does not let deployments call {path}: add it to {ALLOWED_TOOLS} in the worker's environment "
-        "(separated by commas)",
+        lambda policy: path in policy.allowed_tools,
+        f"this worker does not let deployments call {path}",
+        "add it to allowed_tools",
+    )
+
+
+def check_key_address(address: str, key: str) -> None:
+    """Raise ConfigurationError if the worker's key may not go to an address that is not the provider's own."""
+    _require(
+        lambda policy: address.rstrip("/") in [allowed.rstrip("/") for allowed in policy.key_addresses],
+        f"this worker does not send {key} to {address}",
+        "save a block that has its own key, or add the address to key_addresses",
     )
 
 
 def check_runtime(name: str) -> None:
     """Raise ConfigurationError if containers on this host may not use that OCI runtime."""
-    allowed = ", ".join(sorted(OCI_RUNTIMES))
-    _require(name in OCI_RUNTIMES, f"deployments may not choose the runtime {name!r}: use one of {allowed}")
+    if is_deployment_run() and name not in OCI_RUNTIMES:
+        allowed = ", ".join(sorted(OCI_RUNTIMES))
+        raise ConfigurationError(f"deployments may not choose the runtime {name!r}: use one of {allowed}")
 
 
 def check_path(path: Path, below: Path | None = None) -> Path:
     """Return a path from a parameter if this process may use it, else raise ConfigurationError.
 
-    A deployment run may use paths below `RLM_BATCH_ALLOWED_PATHS` or `below`. Its path is returned with links resolved.
-    No process may use a link on a volume.
+    A deployment run may use paths below `below` or the worker's `allowed_paths`. Its path is returned with links
+    resolved. No process may use a link on a volume.
     """
     real = resolve_links(path) if is_deployment_run() else path
-    roots = [os.path.expanduser(root) for root in os.environ.get(ALLOWED_PATHS, "").split(os.pathsep)]
-    if below is not None:
-        roots.append(str(below))
-    real_roots = [os.path.realpath(root) for root in roots if os.path.isabs(root)]
+
+    def is_allowed(policy: WorkerPolicy) -> bool:
+        roots = [*policy.allowed_paths, *([] if below is None else [str(below)])]
+        return real is not None and any(real.is_relative_to(os.path.realpath(root)) for root in roots)
+
     _require(
-        real is not None and any(real.is_relative_to(root) for root in real_roots),
-        f"this worker does not let deployments use {path}: set {ALLOWED_PATHS} in the worker's environment to a "
-        f"directory above it, after links are followed (separated by {os.pathsep!r})",
+        is_allowed,
+        f"this worker does not let deployments use {path}",
+        "add a directory above it, after links are followed, to allowed_paths",
     )
     assert real is not None
     link = find_link_on_volume(path)
@@ -145,13 +158,14 @@ def check_writable_directory(path: Path) -> None:
 
     home = Path(os.path.expanduser("~"))
     results = resolve_data_dir("results", "RLM_BATCH_RESULTS")
-    own = [place for place in (sys.prefix, *sys.path, PREFECT_HOME.value(), results) if os.path.isabs(place)]
+    policies = [file.parent for file in list_policy_files()]
+    own = [place for place in (sys.prefix, *sys.path, PREFECT_HOME.value(), results, *policies) if os.path.isabs(place)]
     real_own = [Path(os.path.realpath(place)) for place in own]
     overlaps_own = any(path.is_relative_to(place) or place.is_relative_to(path) for place in real_own)
-    _require(
-        not overlaps_own and not home.is_relative_to(path),
-        f"deployments may not have a volume in {path}, which has the worker's own files: use another directory",
-    )
+    if overlaps_own or home.is_relative_to(path):
+        raise ConfigurationError(
+            f"deployments may not have a volume in {path}, which has the worker's own files: use another directory"
+        )
 
 
 def resolve_links(path: Path) -> Path | None:
@@ -169,11 +183,14 @@ def check_location(text: str, url: str, settings: dict[str, Any]) -> None:
     the block setting `protocol`, fsspec can read the host's own files.
     """
     scheme = url.partition("://")[0].lower()
-    _require(
-        scheme in STORE_SCHEMES and "::" not in url and "protocol" not in settings,
-        f"deployments may not use {text}: use a store, such as s3://bucket/dir, or a path below {ALLOWED_PATHS} of the "
-        "worker's environment",
-    )
+    is_store = scheme in STORE_SCHEMES and "::" not in url and "protocol" not in settings
+    if is_deployment_run() and not is_store:
+        raise ConfigurationError(
+            f"deployments may not use {text}: use a store, such as s3://bucket/dir, or a path below the allowed_paths "
+            "of the worker's file"
+        )
+    for name in ENDPOINT_SETTINGS & settings.keys() if scheme not in SIGNING_SCHEMES else ():
+        check_key_address(str(settings[name]), f"its credentials for {scheme}")
 
 
 def check_repository(url: str) -> None:
@@ -184,9 +201,9 @@ def check_repository(url: str) -> None:
         _, _, location = url.removeprefix("file://").partition("/")
         url = unquote(f"/{location}")
     path = os.path.expanduser(url)
-    _require(
-        os.path.isabs(path),  # Other texts are relative paths, or names of git helpers, as in ext::
-        f"deployments may not clone {url}: use an address such as https://host/repository, or an absolute path below "
-        f"{ALLOWED_PATHS} of the worker's environment",
-    )
+    if not os.path.isabs(path):  # Other texts are relative paths, or names of git helpers, as in ext::
+        raise ConfigurationError(
+            f"deployments may not clone {url}: use an address such as https://host/repository, or an absolute path "
+            "below the allowed_paths of the worker's file"
+        )
     check_path(Path(path))

@@ -17,6 +17,7 @@ from rich.text import Text
 from ..blocks.host_files.cache import resolve_cache_root
 from ..blocks.registry import PROVIDERS, ProviderEntry, make_unsaved_provider
 from ..blocks.storage.local_volume import find_volumes_root
+from ..blocks.worker_policy import find_policy_file, read_policy
 from ..flows.prefect_server import check_server
 from ..flows.proxies import check_proxies
 from ..flows.server.shared import list_shared_servers, wants_shared_server
@@ -41,6 +42,7 @@ def doctor(*, json: Json = False) -> int:
     checks["volumes"] = partial(_check_directory, partial(find_volumes_root, None), "RLM_BATCH_VOLUMES")
     checks["cache"] = partial(_check_directory, resolve_cache_root, "RLM_BATCH_CACHE")
     checks["Prefect's files"] = partial(_check_directory, PREFECT_HOME.value, "PREFECT_HOME")
+    checks["worker's file"] = lambda: f"{read_policy()} ({find_policy_file() or 'no file'})"
     checks["Prefect"] = _check_server
     can_isolate = False
     table = Table(box=None, pad_edge=False, show_header=False)

@@ -21,7 +21,7 @@ from prefect.settings import (
     get_current_settings,
 )
 
-from ..blocks.worker_consent import ALLOWED_PATHS
+from ..blocks.worker_policy import list_policy_files, read_policy
 from ..flows.child_process import describe_exit_status, end_process, list_children, start_module
 from ..flows.prefect_server import use_settings
 from ..flows.server.process import ServerProcess, build_environment, create_prefect_home
@@ -112,10 +112,9 @@ def _run(home: Path, port: int, database: str | None, auth: str | None) -> NoRet
         use_settings(server.url, auth),
     ):
         deployments = asyncio.run(deploy())
-        allowed_paths = find_allowed_paths()
-        worker = _start_worker(home, server.url, auth, allowed_paths)
+        worker = _start_worker(home, server.url, auth)
         try:
-            _print_addresses(server, home, auth, allowed_paths, len(deployments))
+            _print_addresses(server, home, auth, len(deployments))
             _watch(server, worker, home)
         finally:
             print("Ending the flow runs, the worker and the server.", flush=True)
@@ -125,12 +124,12 @@ def _run(home: Path, port: int, database: str | None, auth: str | None) -> NoRet
             _end_flow_runs(server, worker)  # The worker may have started a flow run meanwhile.
 
 
-def _start_worker(home: Path, api_url: str, auth: str | None, allowed_paths: str) -> subprocess.Popen[bytes]:
+def _start_worker(home: Path, api_url: str, auth: str | None) -> subprocess.Popen[bytes]:
     """Start a worker of our work pool, whose log is `worker.log` in `home`."""
     environment = build_environment(home)
     if "query_seconds" not in get_current_settings().worker.model_fields_set:
         environment["PREFECT_WORKER_QUERY_SECONDS"] = QUERY_SECONDS
-    environment |= {ALLOWED_PATHS: allowed_paths, "PREFECT_API_URL": api_url}
+    environment["PREFECT_API_URL"] = api_url
     if auth is not None:
         environment["PREFECT_API_AUTH_STRING"] = auth
     name = f"rlm-batch@{platform.node()}"
@@ -186,19 +185,11 @@ def _is_hook(pid: int) -> bool:
     return False
 
 
-def find_allowed_paths() -> str:
-    """Return the directories that runs may use: RLM_BATCH_ALLOWED_PATHS, or the home and the working directory."""
-    allowed = os.environ.get(ALLOWED_PATHS)
-    if allowed is not None:
-        return allowed
-    directories = dict.fromkeys([str(Path.home()), os.getcwd()])  # Only once if they are the same.
-    return os.pathsep.join(path for path in directories if os.pathsep not in path)
-
-
-def _print_addresses(server: ServerProcess, home: Path, auth: str | None, allowed_paths: str, count: int) -> None:
+def _print_addresses(server: ServerProcess, home: Path, auth: str | None, count: int) -> None:
     """Print where the server, its logs and files are, who can use it, and a command that runs a deployment."""
     prefect = Path(sys.executable).with_name("prefect")
     command = "prefect" if shutil.which("prefect") == str(prefect) else str(prefect)
+    files = ", ".join(read_policy().allowed_paths) or f"none: name directories in {list_policy_files()[-1]}"
     users, export_password = "everyone on this machine; --auth NAME:PASSWORD asks them for a password", ""
     if auth is not None:
         users, export_password = "those with the password", "  export PREFECT_API_AUTH_STRING=NAME:PASSWORD\n"
@@ -208,7 +199,7 @@ Up, with {count} deployments in the work pool {WORK_POOL}. Ctrl-C ends it.
 
   UI        {server.ui_url}
   logs      {home}/server.log, {home}/worker.log
-  files     runs may use those below {allowed_paths or "no directory"}
+  files     runs may use those below {files}
   users     who can run code here as you: {users}
 
 In another terminal:

@@ -14,6 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from rlm_batch.cli.main import QUIET_PREFECT
 from rlm_batch.flows.child_process import GARBAGE_THRESHOLD
 from rlm_batch.sandbox.process_identity import read_own_identity
 
+from .infra.consent import write_policy
 from .infra.execution_counter import ExecutionCounter
 from .infra.isolation_levels import find_strongest_level
 from .infra.podman.store import PLACE, use_own_storage
@@ -242,6 +244,16 @@ def no_folder_left() -> Iterator[None]:
     for path in left:
         shutil.rmtree(path, ignore_errors=True)
     assert not left, f"left behind: {sorted(path.name for path in left)}"
+
+
+@pytest.fixture
+def allow(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return a function that writes the worker's file of this process."""
+    from rlm_batch.blocks import worker_policy
+
+    file = tmp_path_factory.mktemp("policy") / "worker.toml"
+    monkeypatch.setattr(worker_policy, "MACHINE_FILE", file)
+    return partial(write_policy, file)
 
 
 @pytest.fixture

@@ -10,6 +10,8 @@ from weakref import WeakKeyDictionary
 import daytona
 
 from ...sandbox.errors import ConfigurationError
+from ..worker_consent import check_key_address
+from .provider import DEFAULT_API_URL
 from .settings import DaytonaSettings
 
 NAME_PREFIX = "rlm-batch-"  # prefix of every name that this package creates at Daytona
@@ -26,7 +28,7 @@ os.register_at_fork(after_in_child=_clients.clear)  # The child has no threads t
 
 
 def get_client(settings: DaytonaSettings) -> daytona.AsyncDaytona:
-    """Return this loop's client for the account. Raise ConfigurationError without credentials."""
+    """Return this loop's client for the account. Raise ConfigurationError without credentials for its address."""
     loop = asyncio.get_running_loop()
     key = get_account_key(settings)
     clients = _clients.setdefault(loop, {})
@@ -34,6 +36,9 @@ def get_client(settings: DaytonaSettings) -> daytona.AsyncDaytona:
         client, _ = clients[key]
         return client
     api_key, api_url, target = key[:3]
+    address = api_url or os.environ.get("DAYTONA_API_URL") or os.environ.get("DAYTONA_SERVER_URL") or DEFAULT_API_URL
+    if not api_key and address != DEFAULT_API_URL:
+        check_key_address(address, "its key for Daytona")
     # Following a log occupies a connection, so a limited pool would block all other calls.
     config = daytona.DaytonaConfig(api_key=api_key, api_url=api_url, target=target, connection_pool_maxsize=None)
     try:

@@ -17,8 +17,9 @@ from ...sandbox.errors import ConfigurationError, QueryError
 from ...sandbox.queries.budget import Estimate, Usage
 from ...sandbox.queries.session import DEFAULT_OPTIONS, Answer, EmptyAnswerError, Message, RequestOptions
 from ..retry import compute_backoff
+from ..worker_consent import check_key_address, is_deployment_run
 from .credentials import CredentialMask, filter_log_record
-from .openai_client import can_send_directly, send
+from .openai_client import ARGUMENTS, can_send_directly, send
 
 if TYPE_CHECKING:
     from .settings import LanguageModelSettings
@@ -60,6 +61,10 @@ KEY_VARIABLES = {
     "groq": ("GROQ_API_KEY",),
     "openrouter": ("OPENROUTER_API_KEY", "OR_API_KEY"),
 }
+# Providers for which LiteLLM sends a block's key and none of the environment's. It was tried with all keys set.
+OWN_KEY_PROVIDERS = {*KEY_VARIABLES, "azure", "hosted_vllm", "litellm_proxy", "lm_studio", "ollama", "ollama_chat"}
+# Options of deployment runs. Others, such as `base_url` and `fallbacks`, could send a key of the environment elsewhere.
+DEPLOYMENT_OPTIONS = ARGUMENTS | {"extra_body", "logit_bias", "min_p", "n", "service_tier", "thinking", "top_k"}
 INSTALL_HINT = "queries need LiteLLM and DSPy, which are not installed: pip install 'rlm-batch[rlm]'"
 
 
@@ -104,14 +109,8 @@ class LiteLLMModel:
     async def check(self) -> None:
         """Raise ConfigurationError if LiteLLM does not know the model's provider, or a key is missing. Send nothing."""
         litellm, settings = await self._load(), self.settings
-        provider = self._name_provider()
-        if provider not in litellm.provider_list:  # LiteLLM's own function signs in to some providers.
-            try:
-                provider = litellm.get_llm_provider(model=self.name, api_base=settings.api_base)[1]
-            except Exception:  # noqa: BLE001 - LiteLLM raises the same errors as for requests
-                raise ConfigurationError(
-                    f"{self.name!r} is no known model: name one as in openai/gpt-4o-mini"
-                ) from None
+        provider = self._find_provider()
+        self._get_key()
         key_variables = KEY_VARIABLES.get(provider)
         if key_variables is None:
             return
@@ -129,15 +128,29 @@ class LiteLLMModel:
                 "an api_key and pass language-model/NAME"
             )
 
+    def _find_provider(self) -> str:
+        """Return LiteLLM's name of the model's provider. Raises ConfigurationError."""
+        provider = self._name_provider()
+        if provider in self._litellm.provider_list:  # LiteLLM's own function signs in to some providers.
+            return provider
+        try:
+            return self._litellm.get_llm_provider(model=self.name, api_base=self.settings.api_base)[1]
+        except Exception:  # noqa: BLE001 - LiteLLM raises the same errors as for requests
+            raise ConfigurationError(f"{self.name!r} is no known model: name one as in openai/gpt-4o-mini") from None
+
     def _name_provider(self) -> str:
         return str(self.sampling.get("custom_llm_provider") or self.name.partition("/")[0])
 
     def fingerprint(self) -> dict[str, Any]:
         """Return what an answer depends on; see `Model.fingerprint`. The address may come from the environment."""
+        return {"model": self.name, "api_base": self._find_address(self._name_provider()), "sampling": self.sampling}
+
+    def _find_address(self, provider: str) -> str | None:
+        """Return the address of the block or of the environment, or None for the provider's default."""
         address = self.settings.api_base or None
-        for variable in _list_address_variables(self._name_provider()):
+        for variable in _list_address_variables(provider):
             address = address or os.environ.get(variable) or None
-        return {"model": self.name, "api_base": address, "sampling": self.sampling}
+        return address
 
     async def ask(self, messages: list[Message], options: RequestOptions = DEFAULT_OPTIONS) -> Answer:
         """Ask the model, with retries after transient errors. Raises QueryError, ConfigurationError."""
@@ -161,7 +174,18 @@ class LiteLLMModel:
             attempt += 1
 
     def _get_key(self) -> str | None:
-        return None if self.settings.api_key is None else self.settings.api_key.get_secret_value()
+        """Return the block's key, or None for the environment's. Raise ConfigurationError if that may not be sent."""
+        key = None if self.settings.api_key is None else self.settings.api_key.get_secret_value()
+        if not is_deployment_run():
+            return key
+        for name in self.sampling.keys() - DEPLOYMENT_OPTIONS:
+            raise ConfigurationError(f"deployments may not use the model's option {name}: remove it from the block")
+        provider = self._find_provider()
+        address = self._find_address(provider)
+        has_own_key = bool(key) and provider in OWN_KEY_PROVIDERS
+        if address and not has_own_key:
+            check_key_address(address, f"its key for {provider}")
+        return key
 
     async def _send(self, messages: list[Message], arguments: dict[str, Any], mask: CredentialMask) -> Any:
         """Send one request, and return LiteLLM's response. Raises TimeoutError and the errors of LiteLLM."""

@@ -15,12 +15,14 @@ from grpclib.exceptions import StreamTerminatedError
 from modal.config import config
 
 from ...sandbox.errors import SandboxStartError
+from ..worker_consent import check_key_address
 from .errors import THROTTLE_SECONDS, convert_errors, get_last_line, retry_until_done
 from .settings import TOKEN_SETTINGS, ModalSettings
 
 T = TypeVar("T")
 
 ENVIRONMENT_NAMES = ("SERVER_URL", "TOKEN_ID", "TOKEN_SECRET", "PROFILE", "ENVIRONMENT")
+OWN_SERVERS = ("https://api.modal.com", "https://api.modal2.com")  # Modal's own
 SIGN_IN_SECONDS = 10.0  # seconds for Modal to answer. Its client would retry for a minute, or wait for ever.
 
 log = logging.getLogger("rlm_batch.modal")
@@ -61,7 +63,10 @@ async def open_account(settings: ModalSettings) -> Account:
 async def _sign_in(settings: ModalSettings) -> modal.Client:
     """Sign in with the settings' token, or else with Modal's own configuration."""
     token_id, token_secret = [settings.reveal_account_setting(name) for name in TOKEN_SETTINGS]
-    if token_id is None or token_secret is None:
+    if not token_id or not token_secret:
+        for url in config.get("server_url").split(","):
+            if url not in OWN_SERVERS:
+                check_key_address(url, "its token for Modal")
         token_id, token_secret = config.get("token_id"), config.get("token_secret")
     if token_id and token_secret:
         return await modal.Client.from_credentials.aio(token_id, token_secret)

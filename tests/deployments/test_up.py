@@ -15,8 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from rlm_batch.deployments.up import find_allowed_paths
-
+from ..infra.consent import move_home
 from ..infra.hostile_files import fill_with_hostile_files
 from ..infra.logged_process import choose_port
 from ..infra.postgres import Postgres
@@ -274,11 +273,12 @@ print(type(report).__name__, report.best.meta.variables["lr"], sep="\\n")
 @pytest.mark.timeout(900)
 def test_runs_need_the_password_and_stay_within_the_allowed_paths(home: Path) -> None:
     (home / "in.jsonl").write_text('{"x": 1}')
-    with Up(home, "--auth", "somebody:not-told") as up:
+    consent = move_home(home / "user", allowed_paths=[str(home)])
+    with Up(home, "--auth", "somebody:not-told", **consent) as up:
         up.wait_until_ready()
         assert "who can run code here as you: those with the password" in up.said
         assert "export PREFECT_API_AUTH_STRING=NAME:PASSWORD\n" in up.said
-        assert f"runs may use those below {home}{os.pathsep}{up.here}\n" in up.said
+        assert f"runs may use those below {home}\n" in up.said
         refused = up.type(*shlex.split(up.next))
         assert refused.returncode == 1
         assert "401" in refused.stdout + refused.stderr
@@ -286,8 +286,8 @@ def test_runs_need_the_password_and_stay_within_the_allowed_paths(home: Path) ->
         prefect, code = shlex.split(up.next)[0], 'code="SUBMIT(y=x)"'
         runs = {
             "Completed": ("-p", f"inputs={home / 'in.jsonl'}"),
-            "RLM_BATCH_ALLOWED_PATHS": ("-p", "inputs=/etc/in.jsonl"),
-            "RLM_BATCH_ALLOW_NO_ISOLATION=1": ("-p", 'inputs=[{"x": 1}]', "-p", "provider=local:none"),
+            "allowed_paths": ("-p", "inputs=/etc/in.jsonl"),
+            "allow_no_isolation = true": ("-p", 'inputs=[{"x": 1}]', "-p", "provider=local:none"),
         }
         for text, parameters in runs.items():
             done = up.type(prefect, "deployment", "run", "rlm-batch/local", "--watch", "-p", code, *parameters)
@@ -299,16 +299,6 @@ def test_runs_need_the_password_and_stay_within_the_allowed_paths(home: Path) ->
         assert up.end() == 0
         logs = [(home / ".prefect" / name).read_text() for name in ("server.log", "worker.log")]
         assert "not-told" not in "".join([up.said, *logs])
-
-
-def test_up_allows_home_and_working_directory_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RLM_BATCH_ALLOWED_PATHS", raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.chdir(tmp_path)
-    assert find_allowed_paths() == f"{tmp_path / 'home'}:{tmp_path}"
-    for paths in ("/data", ""):
-        monkeypatch.setenv("RLM_BATCH_ALLOWED_PATHS", paths)
-        assert find_allowed_paths() == paths
 
 
 @pytest.mark.full

@@ -13,6 +13,7 @@ from rlm_batch.cli.commands import app
 from rlm_batch.deployments.deploy import deploy
 
 from ..deployments.conftest import ask
+from ..infra.consent import move_home
 from ..infra.programs import run_program
 from ..infra.workers import Worker, wait_until_online
 from .pages import blocks, commands, names, sections, table_rows
@@ -76,7 +77,7 @@ def test_a_worker_runs_the_shards(
     monkeypatch.chdir(tmp_path)
     asyncio.run(deploy())
     words = [word.replace("/mnt", str(tmp_path)) for word in read_command("batch", "--shards")]
-    allowed = {"RLM_BATCH_ALLOWED_PATHS": str(tmp_path)}
+    allowed = move_home(tmp_path / "user", allowed_paths=[str(tmp_path)])
     with Worker(tmp_path / "machine", server, "worker-of-the-cookbook", limit=3, environment=allowed) as worker:
         asyncio.run(wait_until_online(worker.name))
         run_command(words)

@@ -1,4 +1,4 @@
-"""Limits of a deployment's run on its worker's host: it may do only what the worker's environment allows."""
+"""Limits of a deployment's run on its worker's host: it may do only what the worker's file allows."""
 
 import asyncio
 import json
@@ -31,6 +31,7 @@ from rlm_batch.flows.plans.rlm import RlmParameters
 from rlm_batch.tasks.execution import Execution
 from rlm_batch.tasks.ledger.result_index import get_results_root
 
+from ..infra.consent import move_home
 from ..infra.deployed import Deployed
 from ..infra.git import commit_all
 from ..infra.logged_process import run_logged_process
@@ -40,7 +41,7 @@ from ..infra.waiting import wait_until_async
 pytestmark = pytest.mark.anyio
 
 SECRET = "a-secret-of-the-host"
-ALLOWED = "RLM_BATCH_ALLOWED_PATHS"
+ALLOWED = "allowed_paths"
 
 
 def read_context(path: str) -> str:
@@ -94,13 +95,13 @@ def assert_refused(read: Callable[[str], Any], path: str) -> None:
 
 
 async def test_a_deployments_run_needs_its_workers_consent_to_disable_isolation(
-    monkeypatch: pytest.MonkeyPatch,
+    allow: Callable[..., None],
 ) -> None:
     run = await Deployed.made(code=["SUBMIT(y=1)"], provider="local:none")
     state = await run.execute()
     assert state.is_failed()
-    assert "set RLM_BATCH_ALLOW_NO_ISOLATION=1 in the worker's environment" in str(state.message)
-    monkeypatch.setenv("RLM_BATCH_ALLOW_NO_ISOLATION", "1")
+    assert "set allow_no_isolation = true in the worker's file (" in str(state.message)
+    allow(allow_no_isolation=True)
     run = await Deployed.made(code=["SUBMIT(y=1)"], provider="local:none")
     state = await run.execute()
     assert state.is_completed(), state
@@ -128,7 +129,7 @@ if __name__ == "__main__":
 async def test_a_served_user_flow_can_call_ours_and_needs_consent(tmp_path: Path) -> None:
     program, name = tmp_path / "served.py", f"served-{uuid.uuid4().hex[:8]}"
     program.write_text(SERVED)
-    environment = {**os.environ, "RLM_BATCH_ALLOW_NO_ISOLATION": "", "PREFECT_RUNNER_POLL_FREQUENCY": "1"}
+    environment = {**os.environ, **move_home(tmp_path / "user"), "PREFECT_RUNNER_POLL_FREQUENCY": "1"}
     with run_logged_process([sys.executable, str(program), name], tmp_path / "log", env=environment):
         async with get_client() as client:
 
@@ -151,17 +152,17 @@ async def test_a_served_user_flow_can_call_ours_and_needs_consent(tmp_path: Path
                 return state
 
             assert (await run("local")).is_completed()
-            assert "RLM_BATCH_ALLOW_NO_ISOLATION=1" in str((await run("local:none")).message)
+            assert "allow_no_isolation = true" in str((await run("local:none")).message)
 
 
 @pytest.mark.usefixtures("as_worker")
 async def test_saved_blocks_and_interpreters_cannot_disable_a_deployments_isolation() -> None:
     await LocalSandbox(isolation="none").save("consent-none", overwrite=True)  # type: ignore[misc]
     block = await resolve_provider("local-sandbox/consent-none")
-    with pytest.raises(ConfigurationError, match="RLM_BATCH_ALLOW_NO_ISOLATION=1"):
+    with pytest.raises(ConfigurationError, match="allow_no_isolation = true"):
         await block.open(block.labels(""))
     with (
-        pytest.raises(ConfigurationError, match="RLM_BATCH_ALLOW_NO_ISOLATION=1"),
+        pytest.raises(ConfigurationError, match="allow_no_isolation = true"),
         LocalInterpreter(isolation="none") as interpreter,
     ):
         interpreter.execute("SUBMIT(y=1)")
@@ -171,22 +172,22 @@ async def test_saved_blocks_and_interpreters_cannot_disable_a_deployments_isolat
 
 
 @pytest.mark.usefixtures("as_worker")
-def test_only_files_below_the_allowed_paths_are_read(outside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_files_below_the_allowed_paths_are_read(outside: Path, allow: Callable[..., None]) -> None:
     text = outside.with_suffix(".txt")
     text.write_text(SECRET)
     paths = {name: str(text if name in ("code", "steps") else outside) for name in READERS}
     for name, read in READERS.items():
         assert_refused(read, paths[name])
     assert_refused(READERS["code"], f"file://{text}")
-    monkeypatch.setenv(ALLOWED, os.pathsep.join(["/nowhere", str(outside.parent)]))
+    allow(allowed_paths=["/nowhere", str(outside.parent)])
     for name, read in READERS.items():
         assert read(paths[name]), name
 
 
 @pytest.mark.usefixtures("as_worker")
-def test_a_pipe_does_not_block_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pipe_does_not_block_the_run(tmp_path: Path, allow: Callable[..., None]) -> None:
     """Code may leave a pipe on a volume."""
-    monkeypatch.setenv(ALLOWED, str(tmp_path))
+    allow(allowed_paths=[str(tmp_path)])
     for name in ("inputs.jsonl", "inputs.csv"):
         os.mkfifo(tmp_path / name)
         with pytest.raises(ConfigurationError, match="no regular file"):
@@ -195,11 +196,11 @@ def test_a_pipe_does_not_block_the_run(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.usefixtures("as_worker")
 def test_links_and_dots_are_resolved_before_a_path_is_checked(
-    outside: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    outside: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allow: Callable[..., None]
 ) -> None:
     allowed = tmp_path / "allowed"
     allowed.mkdir()
-    monkeypatch.setenv(ALLOWED, str(allowed))
+    allow(allowed_paths=[str(allowed)])
     (allowed / "link.jsonl").symlink_to(outside)
     (allowed / "folder").symlink_to(outside.parent)
     (tmp_path / "allowed-too").mkdir()  # its name starts with the name of the allowed directory
@@ -216,10 +217,10 @@ def test_links_and_dots_are_resolved_before_a_path_is_checked(
     (allowed / "file.jsonl").write_text('{"id": 1}')
     (tmp_path / "way-in").symlink_to(allowed)
     assert READERS["inputs"](f"{tmp_path}/way-in/file.jsonl") == [("SUBMIT(id)", {"id": 1})]
-    monkeypatch.setenv(ALLOWED, f"{tmp_path}/way-in")
+    allow(allowed_paths=[f"{tmp_path}/way-in"])
     assert READERS["inputs"](f"{allowed}/file.jsonl") == [("SUBMIT(id)", {"id": 1})]
-    # The list has no valid directory. The run's working directory does not count: it has no files of the user.
-    monkeypatch.setenv(ALLOWED, f"{os.pathsep}.{os.pathsep}")
+    # A relative directory would be below the run's working directory.
+    allow(allowed_paths=["."])
     monkeypatch.chdir(allowed)
     assert_refused(READERS["inputs"], "file.jsonl")
 
@@ -227,10 +228,10 @@ def test_links_and_dots_are_resolved_before_a_path_is_checked(
 @pytest.mark.usefixtures("as_worker")
 @pytest.mark.parametrize("name", ["inputs", "code"])
 def test_a_directory_replaced_by_a_link_after_its_check_is_refused(
-    name: str, outside: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, outside: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allow: Callable[..., None]
 ) -> None:
     """On a volume, code can replace a directory by a link in this way, while a run reads the directory."""
-    monkeypatch.setenv(ALLOWED, str(tmp_path / "allowed"))
+    allow(allowed_paths=[str(tmp_path / "allowed")])
     folder = tmp_path / "allowed" / "folder"
     folder.mkdir(parents=True)
     (folder / "file.jsonl").write_text('{"id": "mine"}')
@@ -322,7 +323,7 @@ def test_a_store_is_not_a_path_of_the_host() -> None:
 
 
 @pytest.mark.usefixtures("as_worker", "server")
-async def test_a_storage_block_cannot_bypass_the_allowed_paths(outside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_storage_block_cannot_bypass_the_allowed_paths(outside: Path, allow: Callable[..., None]) -> None:
     name = f"consent-{uuid.uuid4().hex[:8]}"
     folder = str(outside.parent)
     blocks: dict[str, Any] = {
@@ -339,7 +340,7 @@ async def test_a_storage_block_cannot_bypass_the_allowed_paths(outside: Path, mo
     ):
         with pytest.raises(ConfigurationError, match=ALLOWED):
             await asyncio.to_thread(READERS["inputs"], url)
-    monkeypatch.setenv(ALLOWED, folder)
+    allow(allowed_paths=[folder])
     assert await asyncio.to_thread(READERS["inputs"], f"block://local-file-system/{name}-local/file.jsonl")
 
 
@@ -372,7 +373,7 @@ async def test_a_deployments_run_writes_results_only_where_allowed(results: Path
 
 @pytest.mark.usefixtures("as_worker")
 def test_results_are_written_below_the_results_root_or_allowed_paths(
-    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    results: Path, tmp_path: Path, allow: Callable[..., None]
 ) -> None:
     results.mkdir()
     (results / "link").symlink_to(tmp_path)
@@ -381,13 +382,13 @@ def test_results_are_written_below_the_results_root_or_allowed_paths(
         with pytest.raises(ConfigurationError, match=ALLOWED):
             locate_ledger(path)
     assert locate_ledger(str(results / "mine")) == results / "mine"
-    monkeypatch.setenv(ALLOWED, elsewhere)
+    allow(allowed_paths=[elsewhere])
     assert locate_ledger(f"file://{elsewhere}/mine") == tmp_path / "elsewhere" / "mine"
 
 
 @pytest.mark.usefixtures("as_worker")
 async def test_volumes_are_below_the_workers_root_or_allowed_paths(
-    tmp_path: Path, volumes: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, volumes: Path, allow: Callable[..., None]
 ) -> None:
     root = tmp_path / "elsewhere"
     block = LocalSandbox(volume_name="v", volume_root=str(root))
@@ -402,11 +403,11 @@ async def test_volumes_are_below_the_workers_root_or_allowed_paths(
             await (await resolve_provider("local")).volume(name)
     below = await LocalSandbox(volume_root=str(volumes / "mine")).volume("v")
     assert below.path == volumes / "mine" / "v"  # type: ignore[attr-defined]
-    monkeypatch.setenv(ALLOWED, str(tmp_path))
+    allow(allowed_paths=[str(tmp_path)])
     assert (await block.volume()).path == root / "v"  # type: ignore[attr-defined]
     # The worker's own processes run or unpickle files in these directories.
     site_packages = Path(sysconfig.get_path("purelib"))
-    monkeypatch.setenv(ALLOWED, "/")
+    allow(allowed_paths=["/"])
     for path in (site_packages, site_packages.parent, Path.home(), get_results_root() / "run"):
         with pytest.raises(ConfigurationError, match="the worker's own files"):
             await LocalSandbox(volume_root=str(path.parent)).volume(path.name)
@@ -428,7 +429,7 @@ async def test_a_link_that_code_left_is_not_a_volume(tmp_path: Path, volumes: Pa
 
 @pytest.mark.usefixtures("as_worker")
 async def test_a_repository_on_the_host_needs_the_workers_consent(
-    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allow: Callable[..., None]
 ) -> None:
     monkeypatch.setenv("RLM_BATCH_CACHE", str(tmp_path / "cache"))
     for url in (
@@ -442,7 +443,7 @@ async def test_a_repository_on_the_host_needs_the_workers_consent(
             block = LocalSandbox(repo_url=url, repo_ref=ref)
             with pytest.raises(ConfigurationError, match=ALLOWED):
                 await block.open(block.labels(""))
-    monkeypatch.setenv(ALLOWED, str(repository))
+    allow(allowed_paths=[str(repository)])
     assert len(await LocalSandbox(repo_url=f"file://{tmp_path}/%72epository").commit() or "") == 40
     for url in ("https://127.0.0.1:1/x", "git@127.0.0.1:x"):  # remote URLs, not paths
         with pytest.raises(ConfigurationError, match="git ls-remote failed"):

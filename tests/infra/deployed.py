@@ -21,7 +21,9 @@ class Deployed:
         self.run = run
 
     @classmethod
-    async def made(cls, pool: str | None = None, **parameters: Any) -> "Deployed":
+    async def made(
+        cls, pool: str | None = None, job_variables: dict[str, Any] | None = None, **parameters: Any
+    ) -> "Deployed":
         """Create a scheduled run with these parameters, for workers of the pool if one is named."""
         async with get_client() as client:
             deployment = await client.create_deployment(
@@ -30,7 +32,10 @@ class Deployed:
                 entrypoint="rlm_batch.flows.batch.batch",
                 work_pool_name=pool,
             )
-            return cls(await client.create_flow_run_from_deployment(deployment, parameters=parameters))
+            run = await client.create_flow_run_from_deployment(
+                deployment, parameters=parameters, job_variables=job_variables
+            )
+            return cls(run)
 
     async def execute(self) -> State[Any]:
         """Execute the run and return its final state."""

@@ -31,13 +31,20 @@ APART = ("unshare", "--pid", "--fork", "--mount-proc", "--uts", "--kill-child=KI
 
 
 class Worker:
-    """A worker of the pool that runs up to `limit` flow runs at a time; a context manager that kills it at last."""
+    """A worker of a pool that runs up to `limit` flow runs at a time; a context manager that kills it at last."""
 
     def __init__(
-        self, folder: Path, api_url: str, name: str, *, limit: int = 1, environment: dict[str, str] | None = None
+        self,
+        folder: Path,
+        api_url: str,
+        name: str,
+        *,
+        pool: str = WORK_POOL,
+        limit: int = 1,
+        environment: dict[str, str] | None = None,
     ) -> None:
         self.name, self.folder = name, folder
-        which = ("--pool", WORK_POOL, "--type", "process", "--name", name, "--install-policy", "never")
+        which = ("--pool", pool, "--type", "process", "--name", name, "--install-policy", "never")
         command = build_module_command("prefect", "worker", "start", *which, "--limit", limit, outlives=True)
         if os.geteuid() == 0:
             command = [*APART, 'hostname "$0"; "$@"; exit $?', name, *command]
@@ -94,8 +101,8 @@ def its_own(folder: Path, api_url: str) -> dict[str, str]:
     }
 
 
-async def wait_until_online(name: str) -> None:
+async def wait_until_online(name: str, pool: str = WORK_POOL) -> None:
     """Wait until the server lists the worker. Raises TimeoutError after `ONLINE_TIMEOUT`."""
     async with get_client() as client, asyncio.timeout(ONLINE_TIMEOUT):
-        while name not in {worker.name for worker in await client.read_workers_for_work_pool(WORK_POOL)}:  # noqa: ASYNC110 - the server sends no event
+        while name not in {worker.name for worker in await client.read_workers_for_work_pool(pool)}:  # noqa: ASYNC110 - the server sends no event
             await asyncio.sleep(0.2)

@@ -1,5 +1,6 @@
 """Container settings that are always refused, and settings that need the worker's consent in a deployment's run."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -50,11 +51,11 @@ def test_a_run_cannot_choose_the_engine_or_its_runtime() -> None:
 @pytest.mark.requires("podman")
 @pytest.mark.usefixtures("as_worker")
 async def test_a_deployments_run_needs_its_workers_consent(
-    container: ContainerSandbox, monkeypatch: pytest.MonkeyPatch
+    container: ContainerSandbox, allow: Callable[..., None]
 ) -> None:
     own_image = container.with_options({"image": name_image(), "packages": ["a-shape"]})
     for provider, words in (
-        (ContainerSandbox(network=True), "this worker gives containers no network.*RLM_BATCH_ALLOW_NETWORK=1"),
+        (ContainerSandbox(network=True), "this worker gives containers no network.*allow_network = true"),
         (ContainerSandbox(runtime="bash"), "may not choose the runtime 'bash'"),
         (ContainerSandbox(volume_name="a", volume_root="/etc"), "does not let deployments use /etc"),
         (ContainerSandbox(repo_url="/srv/repository"), "does not let deployments use"),
@@ -63,5 +64,5 @@ async def test_a_deployments_run_needs_its_workers_consent(
     ):
         with pytest.raises(ConfigurationError, match=words):
             await provider.open({})
-    monkeypatch.setenv("RLM_BATCH_ALLOW_NETWORK", "1")
+    allow(allow_network=True)
     check_consent(ContainerSandbox(network=True, runtime="runsc"))

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -206,14 +207,14 @@ def test_data_too_large_to_upload_is_refused_by_name(data: Path, monkeypatch: py
 @pytest.mark.anyio
 @pytest.mark.usefixtures("as_worker")
 async def test_a_deployments_run_mounts_only_paths_that_its_worker_allows(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    data: Path, tmp_path: Path, allow: Callable[..., None]
 ) -> None:
     link = tmp_path / "allowed" / "link"
     link.parent.mkdir()
     link.symlink_to(data)
     for source in (data, link):
-        monkeypatch.setenv("RLM_BATCH_ALLOWED_PATHS", str(tmp_path / "allowed"))
-        with pytest.raises(ConfigurationError, match="RLM_BATCH_ALLOWED_PATHS"):
+        allow(allowed_paths=[str(tmp_path / "allowed")])
+        with pytest.raises(ConfigurationError, match="allowed_paths"):
             LocalSandbox().with_files(mounts={"/data": source})
-        monkeypatch.setenv("RLM_BATCH_ALLOWED_PATHS", str(data))
+        allow(allowed_paths=[str(data)])
         assert (await LocalSandbox().with_files(mounts={"/data": source}).fingerprint())["mounts"]

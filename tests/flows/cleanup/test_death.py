@@ -25,6 +25,7 @@ from rlm_batch.flows.child_process import build_module_command
 from rlm_batch.flows.server.process import ServerProcess
 from rlm_batch.tasks.ledger.ledger import Ledger
 
+from ...infra.consent import move_home
 from ...infra.listening import run_with_listener
 from ...infra.logged_process import run_logged_process
 from ...infra.prefect_database import make_prefect_home
@@ -88,7 +89,9 @@ def worker(server: str, account: Callable[..., None], tmp_path: Path) -> Iterato
     account("daytona", "modal")
     pool = f"pool-{uuid.uuid4().hex[:8]}"
     command = build_module_command("prefect", "worker", "start", "--pool", pool, "--type", "process", "--name", pool)
-    environment = os.environ | {"PREFECT_WORKER_QUERY_SECONDS": "1", "RLM_BATCH_ALLOW_NO_ISOLATION": "1"}
+    addresses = [os.environ["DAYTONA_API_URL"], os.environ["MODAL_SERVER_URL"]]
+    consent = move_home(tmp_path / "user", allow_no_isolation=True, key_addresses=addresses)
+    environment = os.environ | {"PREFECT_WORKER_QUERY_SECONDS": "1"} | consent
     with run_logged_process(command, tmp_path / "worker.log", cwd=tmp_path, env=environment) as process:
         process.pool = pool  # type: ignore[attr-defined]
         yield process

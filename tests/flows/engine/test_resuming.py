@@ -4,6 +4,7 @@ import json
 import subprocess
 import uuid
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,10 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 async def test_prefects_retry_runs_only_executions_without_a_result(
     counter: ExecutionCounter,
     results: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    allow: Callable[..., None],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setenv("RLM_BATCH_ALLOW_NO_ISOLATION", "1")
+    allow(allow_no_isolation=True)
     inputs = [{"x": x, "address": counter.address} for x in range(8)]
     flow = await Deployed.made(code=LATER, inputs=inputs, provider="local:none")
     state = await flow.execute()

@@ -21,6 +21,7 @@ from rlm_batch import ExecutionsFailed, batch, rlm
 from rlm_batch.deployments.deploy import deploy
 from rlm_batch.tasks import tracing
 
+from ...infra.consent import move_home
 from ...infra.listening import run_with_listener
 from ...infra.scripted_turns import make_script
 from ...infra.workers import Worker, wait_until_online
@@ -164,9 +165,10 @@ async def test_spans_of_cancelled_executions_end_with_an_error(exported):
 
 async def test_shard_runs_are_in_the_trace_of_their_job(exported, server, tmp_path, monkeypatch):
     await deploy()
-    (tmp_path / "sitecustomize.py").write_text(SET_UP)
     file = tmp_path / "spans"
-    environment = {"PYTHONPATH": str(tmp_path), "SPANS": str(file), "RLM_BATCH_ALLOWED_PATHS": str(tmp_path)}
+    environment = move_home(tmp_path / "user", allowed_paths=[str(tmp_path)]) | {"SPANS": str(file)}
+    program = Path(environment["PYTHONPATH"], "sitecustomize.py")
+    program.write_text(program.read_text() + SET_UP)
     with Worker(tmp_path / "machine", server, "worker-of-traces", limit=2, environment=environment) as worker:
         await wait_until_online(worker.name)
         results = await batch(

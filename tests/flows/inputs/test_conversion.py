@@ -2,7 +2,7 @@
 
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +134,7 @@ async def test_values_that_the_server_cannot_store_use_a_file(value: Any, server
 
 
 def test_a_deployments_run_reads_code_from_allowed_absolute_paths(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allow: Callable[..., None]
 ) -> None:
     monkeypatch.setenv("PREFECT__FLOW_RUN_ID", str(uuid.uuid4()))  # a worker sets this variable
     file, numbers = tmp_path / "slow.py", tmp_path / "numbers.jsonl"
@@ -145,9 +145,9 @@ def test_a_deployments_run_reads_code_from_allowed_absolute_paths(
     file.write_text("SUBMIT(y=x)\n")
     decorated = "@staticmethod\ndef f(): pass\n"
     for read in (lambda text: plan_batch([decorated, text]), lambda text: plan_steps(["a = 1", text])):
-        with pytest.raises(ConfigurationError, match="RLM_BATCH_ALLOWED_PATHS"):
+        with pytest.raises(ConfigurationError, match="allowed_paths"):
             read(f"@{file}")
-    monkeypatch.setenv("RLM_BATCH_ALLOWED_PATHS", str(tmp_path))
+    allow(allowed_paths=[str(tmp_path)])
     assert plan_batch([decorated, f"@{file}"]) == [(decorated, {}), ("SUBMIT(y=x)\n", {})]
     assert plan_steps(["a = 1", f"@{file}\n"]) == ["a = 1", "SUBMIT(y=x)\n"]
     file.write_bytes(b"# coding: latin-1\nSUBMIT(y='\xe9')\n")

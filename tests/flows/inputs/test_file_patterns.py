@@ -200,15 +200,17 @@ def test_a_check_reads_the_original_file(tmp_path: Path) -> None:
         assert result.text == "a"
 
 
-def test_a_deployments_run_reads_only_allowed_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deployments_run_reads_only_allowed_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allow: Callable[..., None]
+) -> None:
     monkeypatch.setenv("PREFECT__FLOW_RUN_ID", "1")  # a worker sets this variable
     write_files(tmp_path, ["open/a.csv", "closed/b.csv"])
-    with pytest.raises(ConfigurationError, match="RLM_BATCH_ALLOWED_PATHS"):
+    with pytest.raises(ConfigurationError, match="allowed_paths"):
         match(tmp_path / "open" / "*.csv")
-    monkeypatch.setenv("RLM_BATCH_ALLOWED_PATHS", str(tmp_path / "open"))
+    allow(allowed_paths=[str(tmp_path / "open")])
     assert match(tmp_path / "open" / "*.csv") == ["inputs/a.csv"]
     (tmp_path / "open" / "link.csv").symlink_to(tmp_path / "closed" / "b.csv")
-    with pytest.raises(ConfigurationError, match="RLM_BATCH_ALLOWED_PATHS"):
+    with pytest.raises(ConfigurationError, match="allowed_paths"):
         match(tmp_path / "open" / "*.csv")
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,9 @@ async def test_a_tool_timeout_raises_in_the_code(monkeypatch: pytest.MonkeyPatch
     assert result.output == "wait took more than 0.1 s: ask it for less"
 
 
-async def test_invalid_tools_are_refused_before_a_sandbox_opens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_invalid_tools_are_refused_before_a_sandbox_opens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allow: Callable[..., None]
+):
     wrong: list[tuple[dict[Any, Any], str]] = [
         ({"look up": len}, "has a name that code cannot use"),
         ({"SUBMIT": len}, "a name that code .* has already"),
@@ -65,8 +68,8 @@ async def test_invalid_tools_are_refused_before_a_sandbox_opens(tmp_path: Path, 
         with pytest.raises(ConfigurationError, match=message):
             await batch(["SUBMIT(1)"], tools=tools, results_path=tmp_path / "ledger")
     monkeypatch.setenv("PREFECT__FLOW_RUN_ID", "as a worker has it")
-    monkeypatch.setenv("RLM_BATCH_ALLOWED_PATHS", str(tmp_path))
+    allow(allowed_paths=[str(tmp_path)])
     with pytest.raises(ConfigurationError, match=r"does not let deployments call os\.path:basename"):
         await batch(["SUBMIT(1)"], tools={"size": "os.path:basename"})
-    monkeypatch.setenv("RLM_BATCH_ALLOWED_TOOLS", "os.path:basename, json:dumps")
+    allow(allowed_tools=["os.path:basename", "json:dumps"])
     assert (await batch(["SUBMIT(size('/a'))"], tools={"size": "os.path:basename"}))[0].output == "a"

@@ -159,12 +159,12 @@ async def test_a_shard_that_cannot_reach_the_ledger_says_so(results):
         await run(files)
 
 
-async def test_a_shards_paths_need_the_workers_consent(results, tmp_path, monkeypatch):
+async def test_a_shards_paths_need_the_workers_consent(results, tmp_path, monkeypatch, allow):
     monkeypatch.setenv("PREFECT__FLOW_RUN_ID", str(uuid.uuid4()))  # a worker sets this variable
-    monkeypatch.setenv("RLM_BATCH_ALLOW_NO_ISOLATION", "1")
+    allow(allow_no_isolation=True)
     elsewhere, here = (files_of(folder, "SUBMIT(y=x)") for folder in (tmp_path / "elsewhere", results))
     for files, ledger in ((elsewhere, here.ledger), (here, elsewhere.ledger)):
-        with pytest.raises(FailedRun, match="RLM_BATCH_ALLOWED_PATHS"):
+        with pytest.raises(FailedRun, match="allowed_paths"):
             await run(files, results_path=str(ledger))
     assert list_names(elsewhere.ledger, "part-*") == []
     await run(here)

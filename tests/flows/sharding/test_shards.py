@@ -33,6 +33,7 @@ from rlm_batch import (
 from rlm_batch.deployments.deploy import deploy
 from rlm_batch.tasks.ledger.ledger import Ledger
 
+from ...infra.consent import move_home
 from ...infra.waiting import wait_until_async
 from ...infra.workers import Worker, its_own, wait_until_online
 
@@ -45,10 +46,8 @@ def worker(server: str, s3_process: Any, tmp_path_factory: pytest.TempPathFactor
     """Start a worker that acts like another machine and takes three flow runs at a time."""
     asyncio.run(deploy())
     folder = tmp_path_factory.mktemp("worker")
-    consent = {
-        "RLM_BATCH_ALLOW_NO_ISOLATION": "1",
-        "RLM_BATCH_ALLOWED_PATHS": str(tmp_path_factory.getbasetemp()),
-    }
+    allowed_paths = [str(tmp_path_factory.getbasetemp())]
+    consent = move_home(folder / "user", allow_no_isolation=True, allowed_paths=allowed_paths)
     with Worker(folder / "machine", server, "worker-of-shards", limit=3, environment=consent) as shard_worker:
         asyncio.run(wait_until_online(shard_worker.name))
         yield shard_worker

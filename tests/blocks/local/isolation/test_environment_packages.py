@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import sys
 import sysconfig
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -184,14 +184,13 @@ def test_incompatible_settings_are_refused_with_a_sentence(make: Any, words: str
 @pytest.mark.anyio
 @pytest.mark.usefixtures("as_worker")
 async def test_a_deployments_run_needs_its_workers_consent_for_environment_packages(
-    environment: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    environment: dict[str, Path], allow: Callable[..., None]
 ) -> None:
-    monkeypatch.setenv("RLM_BATCH_ALLOW_NO_ISOLATION", "1")
+    allow(allow_no_isolation=True)
     provider = LocalSandbox(isolation="none", packages="environment")  # type: ignore[arg-type]
     for ask in (provider.fingerprint, lambda: provider.open({})):
-        with pytest.raises(ConfigurationError, match="RLM_BATCH_ALLOWED_PATHS"):
+        with pytest.raises(ConfigurationError, match="allowed_paths"):
             await ask()
-    allowed = os.pathsep.join(map(str, environment.values()))
-    monkeypatch.setenv("RLM_BATCH_ALLOWED_PATHS", allowed)
+    allow(allow_no_isolation=True, allowed_paths=list(map(str, environment.values())))
     async with provider.interpreter() as interpreter:
         assert (await interpreter.execute("import of_platlib\nSUBMIT(y=of_platlib.VALUE)")).y == 42
