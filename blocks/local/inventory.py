@@ -7,7 +7,6 @@ import stat
 import subprocess
 import tempfile
 import time
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -51,7 +50,7 @@ def list_sandboxes() -> list[SandboxInfo]:
 
 def pick_folder() -> Path:
     """Return a path for a new sandbox's folder."""
-    return Path(tempfile.gettempdir()) / f"{FOLDER_PREFIX}{uuid.uuid4().hex[:12]}"
+    return Path(tempfile.gettempdir()) / f"{FOLDER_PREFIX}{os.urandom(6).hex()}"
 
 
 def compute_mark(folder: Path) -> int:

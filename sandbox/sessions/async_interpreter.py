@@ -83,7 +83,8 @@ class AsyncInterpreter(BaseInterpreter[Coroutine[Any, Any, "Result"]]):
             return None
         if self._shared_queries is not None:
             return self._shared_queries
-        depth = int(self._shares_limits)  # Shared limits belong to a recursive model's code.
+        # Only a recursive model's code shares limits, and its queries are one level deep.
+        depth = 1 if self._shares_limits else 0
         queries = self._make_queries(interpreter, depth)
         queries.numbers = (next(self._query_numbers),)  # unique per execution, unlike the seed's index
         if self._shares_limits:

@@ -120,6 +120,7 @@ class _Zygote:
         self._control = control
         self._confinement = confinement
         self._folders = folders
+        self._has_namespaces = folders is not None  # True with bubblewrap
         self._user = user
         self._runner = runner
         self._sandboxes: dict[int, socket.socket] = {}  # keys: ids of the sandboxes' first processes
@@ -127,7 +128,9 @@ class _Zygote:
         self._spare: Spare | None = None
         self._is_spare_due = False
         self._orphans = OrphanKiller()  # cleans up after sandboxes without a process namespace
-        self._own_namespace = -1 if folders is None else os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+        self._own_namespace = -1
+        if self._has_namespaces:
+            self._own_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         for fd in (self._wake, self._wake_writes):
             os.set_blocking(fd, False)
 
@@ -168,7 +171,7 @@ class _Zygote:
 
     def _end(self) -> NoReturn:
         """Kill all forked processes and exit, because the host has closed the socket."""
-        if self._folders is None:  # sandboxes with process namespaces end with this process
+        if not self._has_namespaces:  # sandboxes with process namespaces end with this process
             kill_all_children()
         os._exit(0)
 
@@ -207,10 +210,10 @@ class _Zygote:
         request, and closes these, which its code must not find.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        zygote = os.getpid()
+        zygote_pid = os.getpid()
         with theirs:
             try:
-                pid = os.fork() if self._folders is None else fork_into_pid_namespace(self._own_namespace)
+                pid = fork_into_pid_namespace(self._own_namespace) if self._has_namespaces else os.fork()
             except OSError:
                 ours.close()
                 raise
@@ -220,13 +223,13 @@ class _Zygote:
                 ours.close()
                 for fd in request_fds:
                     os.close(fd)
-                self._become_sandbox(theirs, zygote, has_time=not request_fds)
+                self._become_sandbox(theirs, zygote_pid, has_time=not request_fds)
             except BaseException as error:
                 sys.excepthook(type(error), error, error.__traceback__)  # goes to the process's own stderr
             finally:
                 os._exit(FAILED)
 
-    def _become_sandbox(self, waiting: socket.socket, zygote: int, *, has_time: bool) -> None:
+    def _become_sandbox(self, waiting: socket.socket, zygote_pid: int, *, has_time: bool) -> None:
         """Detach from the zygote and the other sandboxes, wait for a request on `waiting`, and become the driver.
 
         If no request waits yet, the process `has_time` to rehearse and to fork its first child.
@@ -234,7 +237,7 @@ class _Zygote:
         failure: OSError | None = None
         child: ChildAhead | None = None
         try:
-            self._leave_zygote(zygote)
+            self._leave_zygote(zygote_pid)
             if has_time:
                 child = self._rehearse(waiting)
         except OSError as error:
@@ -259,21 +262,23 @@ class _Zygote:
         select.select([0], [], [])
         run_driver(runner=self._runner, child=None if child is None else child.handle)
 
-    def _leave_zygote(self, zygote: int) -> None:
-        """Close what the calling process has of the zygote, and enter the namespaces. Raises OSError."""
+    def _leave_zygote(self, zygote_pid: int) -> None:
+        """Separate the calling process, a new fork, from the zygote and the other sandboxes. Raises OSError.
+
+        With bubblewrap the process enters new namespaces. Without, the kernel kills it when the zygote ends.
+        """
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        self._control.close()
-        for other in self._sandboxes.values():
-            other.close()
-        os.close(self._wake)
-        os.close(self._wake_writes)
+        for inherited_socket in (self._control, *self._sandboxes.values()):
+            inherited_socket.close()
+        for fd in (self._wake, self._wake_writes):
+            os.close(fd)
         os.setsid()
-        if self._folders is None:
-            self._confinement.end_with_parent(zygote)
-        else:
+        if self._has_namespaces:
             os.close(self._own_namespace)
             enter_namespaces()
+        else:
+            self._confinement.end_with_parent(zygote_pid)
 
     def _rehearse(self, waiting: socket.socket) -> ChildAhead | None:
         """Fork the first child and rehearse, both at the same time. Return the child, or None if it could not start.
@@ -282,7 +287,7 @@ class _Zygote:
         """
         child: ChildAhead | None = None
         try:
-            child = ChildAhead(self._runner, waiting.fileno(), self._user, has_namespaces=self._folders is not None)
+            child = ChildAhead(self._runner, waiting.fileno(), self._user, has_namespaces=self._has_namespaces)
         except OSError:
             pass  # the first execution forks it
         rehearse_start(self._runner)
@@ -337,7 +342,7 @@ class _Zygote:
             _send_words(sandbox, f"ended {os.waitstatus_to_exitcode(status)}")
             sandbox.close()
             # Otherwise the driver or the process namespace has ended all processes.
-            if status and self._folders is None:
+            if status and not self._has_namespaces:
                 self._kill_orphans()
 
     def _list_known(self) -> list[int]:
