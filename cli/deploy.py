@@ -39,21 +39,27 @@ deploy = App(name="deploy")
 
 
 @deploy.default
-def deploy_package(*, work_pool: Annotated[str, Parameter(metavar="POOL")] = "rlm-batch") -> int:
+def deploy_package(
+    *,
+    work_pool: Annotated[str, Parameter(metavar="POOL")] = "rlm-batch",
+    image: Annotated[str | None, Parameter(metavar="IMAGE")] = None,
+) -> int:
     """Create the block types, the work pool and rlm-batch's deployments, or with a FLOW a deployment of your code.
 
     Args:
         work_pool: Work pool of new deployments. Existing ones stay in theirs. A missing pool becomes a process pool.
+        image: Image with this package, for all of these deployments in a pool that starts containers.
     """
     from ..deployments.deploy import deploy as deploy_all
 
-    pools_by_deployment = asyncio.run(deploy_all(work_pool))
+    pools_by_deployment = asyncio.run(deploy_all(work_pool, image))
     for name, pool in pools_by_deployment.items():
         print(name if pool == work_pool else f"{name} stays in the work pool {pool}")
     pools = sorted(set(pools_by_deployment.values()))
     for pool in pools:
         which = "them" if len(pools) == 1 else f"those in {pool}"
-        print(f"\nA worker runs {which}, with this package installed: prefect worker start --pool {shlex.quote(pool)}")
+        needs = ", with this package installed" if pool != work_pool or not image else ""
+        print(f"\nA worker runs {which}{needs}: prefect worker start --pool {shlex.quote(pool)}")
     return 0
 
 

@@ -23,10 +23,12 @@ from prefect.flows import load_flow_from_entrypoint
 from prefect.schedules import Schedule
 from prefect.settings import PREFECT_API_URL
 from prefect.utilities.callables import parameter_schema
+from prefect.workers.utilities import get_default_base_job_template_for_infrastructure_type
 
 from ..blocks import block_types
 from ..flows.prefect_server import check_server
 from ..flows.proxies import check_proxies
+from ..flows.sharding.work_pool import SHARD_DEPLOYMENT
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.outcomes.server_message import describe_server_error
 
@@ -35,6 +37,7 @@ TAG = "rlm-batch"  # a tag of our deployments
 PREFECT_FILE = Path(__file__).with_name("prefect.yaml")
 # A template without variables. By the command or the environment, a run could start any program on the worker.
 POOL_FILE = Path(__file__).with_name("work_pool.json")
+PREFECT_IMAGE = "prefecthq/prefect:"  # the image of containers without another one; it lacks this package
 MAX_PARAMETERS_BYTES = 512 * 1024  # bytes of JSON that a Prefect server accepts for a run
 # A run that is due while another one runs is skipped.
 ONE_AT_ONCE = {"limit": 1, "collision_strategy": "CANCEL_NEW"}
@@ -42,46 +45,53 @@ ONE_AT_ONCE = {"limit": 1, "collision_strategy": "CANCEL_NEW"}
 FOUR_AT_ONCE = {"limit": 4, "collision_strategy": "ENQUEUE"}
 
 
-async def deploy(work_pool: str = WORK_POOL) -> dict[str, str]:
+async def deploy(work_pool: str = WORK_POOL, image: str | None = None) -> dict[str, str]:
     """Create or update our deployments on the configured server, with the block types and the work pool.
 
     An existing deployment keeps the settings that a user may have changed: parameters, schedules, limit, tags and work
     pool. It gets the entrypoint, description and parameter schema of this version of the package.
 
     Args:
-        work_pool: The work pool of new deployments. A missing pool is created with the type `process`.
+        work_pool: The work pool of new deployments. Without an image, a missing one becomes a process pool.
+        image: The image of the runs of all our deployments in that pool, if the pool starts containers.
 
     Returns:
         The work pools of our deployments, by their names as FLOW/NAME.
 
     Raises:
-        ConfigurationError: No server is configured, or the server does not answer or refuses a request.
+        ConfigurationError: No server is configured, the server does not answer or refuses a request, or the work pool
+            needs an image or takes none.
     """
     template = json.loads(POOL_FILE.read_text(encoding="utf-8"))
     pools: dict[str, str] = {}
     async with _open_client() as client:
         for name in block_types.__all__:
             await getattr(block_types, name).aregister_type_and_schema(client=client)
-        try:
-            await client.create_work_pool(WorkPoolCreate(name=work_pool, type="process", base_job_template=template))
-        except ObjectAlreadyExists:
-            _warn_of_open_pool(await client.read_work_pool(work_pool))
+        if not image:
+            pool = WorkPoolCreate(name=work_pool, type="process", base_job_template=template)
+            try:
+                await client.create_work_pool(pool)
+            except ObjectAlreadyExists:
+                _warn_of_open_pool(await client.read_work_pool(work_pool))
         for entry in load_entries():
             flow = _load_flow(entry["entrypoint"])
             name = f"{flow.name}/{entry['name']}"
             existing = await _read_deployment(client, name)
+            pools[name] = work_pool if existing is None else existing.work_pool_name or work_pool
+            variables = {} if existing is None else existing.job_variables
+            if pools[name] == work_pool:
+                variables = await _set_image(client, work_pool, variables, image)
             if existing is None:
-                await _apply(flow, entry, work_pool)
-                pools[name] = work_pool
+                await _apply(flow, {**entry, "job_variables": variables}, work_pool)
             else:
                 changes = DeploymentUpdate(
                     version=version("rlm-batch"),
                     description=entry["description"],
                     entrypoint=entry["entrypoint"],
                     parameter_openapi_schema=parameter_schema(flow).model_dump(exclude_unset=True),
+                    job_variables=variables,
                 )
                 await client.update_deployment(existing.id, changes)
-                pools[name] = existing.work_pool_name or work_pool
     return pools
 
 
@@ -118,6 +128,35 @@ async def _read_deployment(client: PrefectClient, name: str) -> DeploymentRespon
         return None
 
 
+async def _set_image(
+    client: PrefectClient, work_pool: str, job_variables: dict[str, Any], image: str | None
+) -> dict[str, Any]:
+    """Return a deployment's job variables with the image of its runs, if there is one.
+
+    Raises:
+        ConfigurationError: The work pool is missing, needs an image, or takes none.
+    """
+    try:
+        pool = await client.read_work_pool(work_pool)
+    except ObjectNotFound:
+        raise ConfigurationError(f"Work pool {work_pool!r} not found.") from None
+    template = pool.base_job_template or await get_default_base_job_template_for_infrastructure_type(pool.type) or {}
+    image_setting = template.get("variables", {}).get("properties", {}).get("image")
+    if image_setting is None:
+        if image:
+            raise ConfigurationError(f"work pool {work_pool!r} takes no image from deployments: omit --image")
+        return job_variables
+    if image:
+        return {**job_variables, "image": image}
+    image_of_pool = image_setting.get("default") or PREFECT_IMAGE
+    if not job_variables.get("image") and PREFECT_IMAGE in image_of_pool:
+        raise ConfigurationError(
+            f"work pool {work_pool!r} of type {pool.type} starts containers, and Prefect's image lacks rlm-batch: name "
+            f"yours with rlm-batch deploy --work-pool {shlex.quote(work_pool)} --image IMAGE, or in the pool's template"
+        )
+    return job_variables
+
+
 async def _apply(flow: Any, entry: dict[str, Any], work_pool: str) -> None:
     """Create or replace a deployment. `entry` has its fields, as in prefect.yaml."""
     limit = entry.get("concurrency_limit")
@@ -127,6 +166,7 @@ async def _apply(flow: Any, entry: dict[str, Any], work_pool: str) -> None:
         tags=entry["tags"],
         parameters=entry["parameters"],
         schedules=[Schedule(**schedule) for schedule in entry.get("schedules", [])],
+        job_variables=entry["job_variables"],
         concurrency_limit=ConcurrencyLimitConfig(**limit) if limit else None,
         work_pool_name=work_pool,
         version=version("rlm-batch"),
@@ -143,13 +183,14 @@ async def deploy_own(flow: Any, entry: dict[str, Any], work_pool: str | None) ->
         flow: The flow.
         entry: Name, description, schedules and parameters, as in prefect.yaml.
         work_pool: The work pool of its runs. By default a replaced deployment keeps its pool, and a new one gets
-            rlm-batch.
+            rlm-batch. In a pool that starts containers, runs have the image of our own deployments there.
 
     Returns:
         The work pool of its runs.
 
     Raises:
-        ConfigurationError: The parameters are too long, or the server refuses a request.
+        ConfigurationError: The parameters are too long, the work pool is missing or has no image for its containers, or
+            the server refuses a request.
     """
     size = len(json.dumps(entry["parameters"], separators=(",", ":")))
     if size > MAX_PARAMETERS_BYTES:
@@ -166,14 +207,13 @@ async def deploy_own(flow: Any, entry: dict[str, Any], work_pool: str | None) ->
             entry["concurrency_limit"] = FOUR_AT_ONCE
     async with _open_client() as client:
         existing = await _read_deployment(client, f"{flow.name}/{entry['name']}")
-        if existing is not None and work_pool:
-            try:
-                await client.read_work_pool(work_pool)  # For a missing pool, Prefect fails with an internal error.
-            except ObjectNotFound:
-                raise ConfigurationError(f"Work pool {work_pool!r} not found.") from None
         if not work_pool and existing is not None:
             work_pool = existing.work_pool_name
         work_pool = work_pool or WORK_POOL
+        shards = await _read_deployment(client, SHARD_DEPLOYMENT)
+        image = shards.job_variables.get("image") if shards and shards.work_pool_name == work_pool else None
+        variables = {} if existing is None else existing.job_variables
+        entry["job_variables"] = await _set_image(client, work_pool, variables, image)
         await _apply(flow, entry, work_pool)
         return work_pool
 
