@@ -26,8 +26,8 @@ RUN_VARIABLES = ("PREFECT__FLOW_RUN_ID", "PREFECT__ENABLE_CANCELLATION_AND_CRASH
 # read addresses of the worker's network, and see the answers.
 STORE_SCHEMES = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "oci", "tos", "hf", "memory"}
 STORE_SCHEMES |= {"sftp", "ssh", "ftp", "smb", "hdfs"}
-# S3 requests are signed, and do not contain the worker's key. Other stores send a token to the address of a block.
-SIGNING_SCHEMES = {"s3", "s3a"}
+# Stores whose clients send a token of the worker to the address of a block. Requests to S3 have only a signature.
+TOKEN_SCHEMES = {"gs", "gcs", "hf", "az", "abfs", "abfss", "adl"}
 ENDPOINT_SETTINGS = {"endpoint", "endpoint_url", "account_host"}
 MAX_LINKS = 40  # links in one path; Linux follows no more
 # Addresses that git reaches over a network: a URL, or `user@host:path`.
@@ -189,7 +189,7 @@ def check_location(text: str, url: str, settings: dict[str, Any]) -> None:
             f"deployments may not use {text}: use a store, such as s3://bucket/dir, or a path below the allowed_paths "
             "of the worker's file"
         )
-    for name in ENDPOINT_SETTINGS & settings.keys() if scheme not in SIGNING_SCHEMES else ():
+    for name in ENDPOINT_SETTINGS & settings.keys() if scheme in TOKEN_SCHEMES else ():
         check_key_address(str(settings[name]), f"its credentials for {scheme}")
 
 

@@ -20,7 +20,9 @@ from prefect.exceptions import ObjectNotFound
 from prefect.filesystems import LocalFileSystem, RemoteFileSystem
 
 from rlm_batch import ConfigurationError, LocalInterpreter, LocalSandbox, RunReport
+from rlm_batch.blocks import worker_policy
 from rlm_batch.blocks.registry import resolve_provider
+from rlm_batch.blocks.worker_consent import check_location
 from rlm_batch.flows.inputs import host_paths
 from rlm_batch.flows.inputs.host_paths import locate_ledger
 from rlm_batch.flows.inputs.readers import build_chunks
@@ -344,6 +346,18 @@ async def test_a_storage_block_cannot_bypass_the_allowed_paths(outside: Path, al
     assert await asyncio.to_thread(READERS["inputs"], f"block://local-file-system/{name}-local/file.jsonl")
 
 
+@pytest.mark.usefixtures("as_worker")
+def test_credentials_of_the_worker_for_a_store_go_only_to_named_addresses(allow: Callable[..., None]) -> None:
+    own, elsewhere = "https://storage.example", "https://evil.example"
+    allow(key_addresses=[own])
+    for scheme, setting in (("gs", "endpoint_url"), ("hf", "endpoint"), ("az", "account_host")):
+        check_location("block://x", f"{scheme}://bucket/x", {setting: own})
+        with pytest.raises(ConfigurationError, match=f"does not send its credentials for {scheme} to {elsewhere}"):
+            check_location("block://x", f"{scheme}://bucket/x", {setting: elsewhere})
+    for scheme, setting in (("s3", "endpoint_url"), ("oss", "endpoint")):  # a request has only a signature
+        check_location("block://x", f"{scheme}://bucket/x", {setting: elsewhere})
+
+
 # ----------------------------------------------------------------------------------------------------- results, volumes
 
 
@@ -408,7 +422,8 @@ async def test_volumes_are_below_the_workers_root_or_allowed_paths(
     # The worker's own processes run or unpickle files in these directories.
     site_packages = Path(sysconfig.get_path("purelib"))
     allow(allowed_paths=["/"])
-    for path in (site_packages, site_packages.parent, Path.home(), get_results_root() / "run"):
+    policy = worker_policy.MACHINE_FILE.parent
+    for path in (site_packages, site_packages.parent, Path.home(), get_results_root() / "run", policy, policy.parent):
         with pytest.raises(ConfigurationError, match="the worker's own files"):
             await LocalSandbox(volume_root=str(path.parent)).volume(path.name)
 
