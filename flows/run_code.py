@@ -34,6 +34,7 @@ from ..tasks.task_runs import DELAY_COUNT, JITTER_FACTOR, build_tags, wait_as_re
 from .engine.failures import should_retry
 from .engine.lane import Lane, ProviderUnusable
 from .engine.run import Run, make_run
+from .engine.termination import cancel_at_interrupt
 from .inputs.conversion import check_code
 from .inputs.host_paths import locate_ledger
 from .inputs.readers import check_variables
@@ -178,14 +179,20 @@ async def run_code(
 
 async def _execute(run: Run, execution: Execution, output: OutputLog) -> Result:
     """Run the execution in a new sandbox. Raises its error, or the provider's error if no sandbox opens."""
-    async with open_slots(run.provider, run.run_id, run.log) as slots:
-        lane = Lane(run, slots)
-        try:
-            return await lane.execute(execution, output.write)
-        except ProviderUnusable as error:
-            raise error.__cause__ or error from None
-        finally:
-            await lane.release()
+    task = asyncio.current_task()
+    assert task is not None
+    watcher = asyncio.create_task(cancel_at_interrupt(task))
+    try:
+        async with open_slots(run.provider, run.run_id, run.log) as slots:
+            lane = Lane(run, slots)
+            try:
+                return await lane.execute(execution, output.write)
+            except ProviderUnusable as error:
+                raise error.__cause__ or error from None
+            finally:
+                await lane.release()
+    finally:
+        watcher.cancel()
 
 
 def _create_ledger(ledger: Ledger, run: Run) -> bool:
