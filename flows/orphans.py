@@ -133,7 +133,7 @@ async def _judge_run(
     if caller is not None and caller.state is not None and caller.state.is_final():
         return f"the flow run that called its own is {caller.state.name}", ""
     is_seen = older_than is None and all(_is_owner_alive(info) for info in boxes)
-    silence = 0.0 if is_seen else await _measure_silence(client, run, boxes, now)
+    silence = 0.0 if is_seen else await measure_silence(client, run, boxes, now)
     if older_than is not None and silence > older_than:
         return f"{_describe_state(run)}, and has been silent for more than {older_than:,.0f} s", ""
     about = f"silent for {silence:,.0f} s: `--older-than SECONDS` removes those of silent runs"
@@ -196,7 +196,7 @@ def _describe_state(run: FlowRun) -> str:
     return f"its flow run is {run.state.name if run.state is not None else 'over'}"
 
 
-async def _measure_silence(client: PrefectClient, run: FlowRun, boxes: list[SandboxInfo], now: float) -> float:
+async def measure_silence(client: PrefectClient, run: FlowRun, boxes: list[SandboxInfo], now: float) -> float:
     """Return the seconds since a flow run changed its state, opened a sandbox, or was the subject of an event."""
     times: list[float] = [info.began for info in boxes]
     if run.state is not None:

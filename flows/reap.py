@@ -1,11 +1,14 @@
 """The flow `reap`, which removes orphaned sandboxes: their flow run has ended, or their host process has died."""
 
 import time
+from collections.abc import Callable
 from typing import Annotated
 
 import httpx
 from prefect import get_run_logger
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowFilter, FlowRunFilter
+from prefect.states import Crashed
 from pydantic import Field
 
 from ..blocks.provider import SandboxProvider
@@ -14,10 +17,14 @@ from ..sandbox.errors import RlmBatchError, SandboxesLeft
 from ..sandbox.outcomes.server_message import describe_server_error
 from ..tasks.capacity.limits import return_all_lost_slots
 from .listener import FlowListener
-from .orphans import MIN_SILENCE_SECONDS, describe_removal, find_orphans, get_server_id, remove_orphans
+from .orphans import MIN_SILENCE_SECONDS, describe_removal, find_orphans, get_server_id, measure_silence, remove_orphans
 from .parameters import Provider
 from .prefect_flow import define_function_flow, get_current_flow
+from .registry import FLOWS, load_model
 
+# Seconds of silence after which no process runs a flow run. A process without a server ends after four minutes.
+MAX_SILENCE_SECONDS = 600
+DEAD = "its process has sent no heartbeat for ten minutes, so it has died. Retry the flow run to run the rest"
 SILENCE = "Seconds of silence after which sandboxes of an unfinished flow run are removed, too; at least 360."
 OlderThan = Annotated[float | None, Field(ge=MIN_SILENCE_SECONDS, description=SILENCE)]
 DryRun = Annotated[bool, Field(description="Show what would be removed, and remove nothing.")]
@@ -28,7 +35,9 @@ Kept = Annotated[bool, Field(description="Also remove what keep_failed keeps, be
 async def reap(
     provider: Provider = "local", older_than: OlderThan = None, dry_run: DryRun = False, kept: Kept = False
 ) -> list[str]:
-    """Remove the provider's unused sandboxes.
+    """Remove the provider's unused sandboxes, and end flow runs whose process died without a message.
+
+    Flow runs of rlm-batch that are Running, but have sent no heartbeat for ten minutes, become Crashed.
 
     Only sandboxes with rlm-batch's labels (`managed-by=rlm-batch`) are removed, in these cases:
 
@@ -68,6 +77,7 @@ async def reap(
         listener.on_warning(sentence)
 
     block = await resolve_provider(provider)
+    await _end_dead_runs(report, dry_run=dry_run)
     findings = await find_orphans(block, await get_server_id(), older_than, takes_kept=kept)
     for sentence in findings.kept:
         report(sentence)
@@ -102,6 +112,20 @@ async def reap(
             sandboxes=list(errors),
         )
     return [orphan.info.id for orphan in removed]
+
+
+async def _end_dead_runs(report: Callable[[str], None], *, dry_run: bool) -> None:
+    """Let the flow runs that no process runs any more end as Crashed, and report each."""
+    ours = [*(load_model(name).prefect_name for name in FLOWS), "rlm-shard"]
+    flows = FlowFilter.model_validate({"name": {"any_": ours}})
+    running = FlowRunFilter.model_validate({"state": {"type": {"any_": ["RUNNING"]}}})
+    verb = "would become" if dry_run else "becomes"
+    async with get_client() as client:
+        for run in await client.read_flow_runs(flow_filter=flows, flow_run_filter=running):
+            if await measure_silence(client, run, [], time.time()) > MAX_SILENCE_SECONDS:
+                if not dry_run:
+                    await client.set_flow_run_state(run.id, Crashed(message=DEAD))
+                report(f"flow run {run.name} {verb} Crashed: {DEAD}")
 
 
 async def _delete_expired_snapshots(block: SandboxProvider, *, dry_run: bool) -> list[str]:

@@ -21,6 +21,7 @@ from prefect import flow, task
 from prefect.client.orchestration import PrefectClient, get_client
 from prefect.client.schemas.actions import VariableCreate
 from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.responses import SetStateStatus
 from prefect.events import emit_event
 from prefect.events.filters import EventAnyResourceFilter, EventFilter, EventOccurredFilter
 from prefect.states import Cancelling, Completed, Crashed, Pending, Running
@@ -41,6 +42,7 @@ from rlm_batch.flows.orphans import (
 from rlm_batch.flows.reap import MIN_SILENCE_SECONDS
 from rlm_batch.sandbox.process_identity import read_own_identity
 
+from ...infra.deployed import Deployed
 from ...infra.listening import run_with_listener
 from ...infra.waiting import wait_until_async
 
@@ -371,6 +373,32 @@ async def test_a_terminated_script_leaves_nothing_at_any_provider(request: pytes
             host.kill()
             host.wait()
         assert await list_ids(blocks[name]) == set()
+
+
+async def test_a_flow_run_whose_process_was_killed_becomes_crashed_and_can_be_retried(
+    client: PrefectClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed = (await Deployed.made(code=["SUBMIT(x=1)"], provider="local")).run
+    foreign = await client.create_flow_run(somebodys, state=Running())
+    await client.set_flow_run_state(killed.id, Running(), force=True)
+    box = await LocalSandbox(isolation="none").open(LocalSandbox().labels(str(killed.id), await get_server_id()))
+
+    async def read_states() -> list[str | None]:
+        return [(await client.read_flow_run(run.id)).state_name for run in (killed, foreign)]
+
+    try:
+        await reap("local:none")
+        assert await read_states() == ["Running", "Running"]  # It has begun less than ten minutes ago.
+        monkeypatch.setattr("rlm_batch.flows.reap.MAX_SILENCE_SECONDS", 0)
+        await reap("local:none", dry_run=True)
+        assert await read_states() == ["Running", "Running"]
+        assert await reap("local:none") == [box.id]
+    finally:
+        await box.remove()
+    assert await read_states() == ["Crashed", "Running"]
+    deployed = Deployed(killed)
+    assert await deployed.retry() == SetStateStatus.ACCEPT
+    assert (await deployed.execute()).is_completed()
 
 
 @pytest.mark.full
