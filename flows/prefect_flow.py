@@ -228,17 +228,12 @@ async def execute_flow(run: Run) -> State[Any]:
     """Execute the run as the current flow run, and return its state, whose message says how the run went."""
     parameters, options, plan = run.parameters, run.options, run.plan
     assert parameters is not None
-    try:
-        async with open_run(run):
-            await (plan.execute or execute_items)(run)
-            outcomes = run.collect_outcomes()
-        if options.on_failure == "raise":
-            raise_failures(outcomes, plan)
-        run.report = parameters.build_report(outcomes)
-    except Exception:
-        if run.message:
-            emit_run_event(run, "failed")
-        raise
+    async with open_run(run):
+        await (plan.execute or execute_items)(run)
+        outcomes = run.collect_outcomes()
+    if options.on_failure == "raise":
+        raise_failures(outcomes, plan)
+    run.report = parameters.build_report(outcomes)
     emit_run_event(run, "completed")
     return Completed(message=run.message, data=await with_reference(run.report, run.record))
 
@@ -257,11 +252,15 @@ def define_flow(model: Callable[P, FlowParameters[R]]) -> BatchFlow[P, Coroutine
         shorten_engine_log(flow_run.id)
         with trace_flow_run(), cancel_at_termination():
             run = get_current_flow().run
-            if run is None:  # In a worker, Prefect calls the flow itself.
-                parameters = flow_model.parse(_bind_arguments(execute, args, kwargs))
-                plan = parameters.make_plan(get_run_logger().info, get_results_root() / flow_run.id)
-                run = await prepare_run(parameters, plan)
-            return await execute_flow(run)
+            try:
+                if run is None:  # In a worker, Prefect calls the flow itself.
+                    parameters = flow_model.parse(_bind_arguments(execute, args, kwargs))
+                    plan = parameters.make_plan(get_run_logger().info, get_results_root() / flow_run.id)
+                    run = await prepare_run(parameters, plan)
+                return await execute_flow(run)
+            except Exception:
+                emit_run_event(run, "failed")
+                raise
 
     execute.__name__ = execute.__qualname__ = flow_model.flow_name
     execute.__module__ = f"{__package__}.{flow_model.flow_name}"  # Other processes import the flow from there.

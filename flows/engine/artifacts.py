@@ -27,6 +27,7 @@ from ..reporting.summary import RunSummary
 PROGRESS_INTERVAL_SECONDS = 1.0  # seconds between two checks of the progress
 MAX_TABLE_RECORDS = 100  # rows of the table: the best trials, or the first executions
 PUBLISH_TIMEOUT_SECONDS = 20.0  # seconds that the server may take to store an artifact
+CANCELLED_PUBLISH_TIMEOUT_SECONDS = 5.0  # the same for a cancelled run
 
 
 class ArtifactPublisher:
@@ -39,6 +40,7 @@ class ArtifactPublisher:
         self._published_count = 0  # number of outcomes in the last progress that the server took
         self._progress_id: UUID | None = None
         self._task: asyncio.Task[None] | None = None
+        self._timeout = PUBLISH_TIMEOUT_SECONDS
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.create_task(self._publish_progress_regularly())
@@ -49,8 +51,10 @@ class ArtifactPublisher:
         self._task.cancel()
         with suppress(asyncio.CancelledError):
             await self._task
-        if kind is not None and issubclass(kind, (asyncio.CancelledError, KeyboardInterrupt, SystemExit)):
-            return  # The run must end now. `rlm-batch report` makes the report later.
+        if kind is not None and issubclass(kind, (KeyboardInterrupt, SystemExit)):
+            return  # The process must end now. `rlm-batch report` makes the report later.
+        if kind is asyncio.CancelledError:  # The process gets 30 s to end.
+            self._timeout = CANCELLED_PUBLISH_TIMEOUT_SECONDS
         if self._progress_id is not None:
             await self._publish(self._publish_progress)
         problem = await self._publish(self._publish_report)
@@ -115,7 +119,7 @@ class ArtifactPublisher:
     async def _publish(self, publish_artifact: Callable[[], Awaitable[None]]) -> str:
         """Publish an artifact. Return the reason if that failed, or an empty text."""
         try:
-            async with asyncio.timeout(PUBLISH_TIMEOUT_SECONDS):
+            async with asyncio.timeout(self._timeout):
                 await publish_artifact()
         except Exception as error:  # noqa: BLE001 - a missing report must not fail the run
             return (str(error) or type(error).__name__).splitlines()[0]

@@ -13,6 +13,7 @@ from prefect.results import (  # These are public; only the type checker takes t
     ResultRecord,  # pyright: ignore[reportPrivateImportUsage]
     ResultRecordMetadata,  # pyright: ignore[reportPrivateImportUsage]
 )
+from prefect.runtime import flow_run
 from prefect.serializers import JSONSerializer
 
 from ...blocks.storage.location import write_file
@@ -27,33 +28,36 @@ FLOW_RUN_ROLE = {"prefect.resource.role": "flow-run"}
 DECODER = "rlm_batch.flows.run_report.load_reference"  # Prefect imports it to read a result.
 
 
-def emit_run_event(run: Run, kind: str) -> None:
-    """Send the event `rlm-batch.run.KIND`, such as `rlm-batch.run.completed`, with the counts and the best trial."""
-    record, summary = run.record, run.summary
-    assert summary is not None
-    payload: dict[str, Any] = {"best": None}
-    for name in ("flow", "name", "total", "objective", "direction", "results_path"):
-        payload[name] = getattr(record, name)
-    for name in ("succeeded", "failed", "not_run"):
-        payload[name] = getattr(summary, name)
-    best, score = summary.best.result, summary.best.score
-    if score is not None and not math.isfinite(score):
-        score = None  # JSON has no such number.
-    if best is not None:
-        payload["best"] = {
-            "index": best.meta.index,
-            "value": score,
-            "variables": _select_short_values(best.meta.variables),
-            "fields": _select_short_values(best.outputs),
-        }
+def emit_run_event(run: Run | None, kind: str) -> None:
+    """Send the event `rlm-batch.run.KIND`, such as `rlm-batch.run.completed`, with the counts and the best trial.
+
+    `run` is None if the flow run failed before it had one, as with a wrong parameter.
+    """
+    flow_name, run_name = flow_run.flow_name, flow_run.name
+    payload: dict[str, Any] = {"flow": flow_name, "name": run_name, "best": None}
+    if run is not None and run.summary is not None:
+        for name in ("total", "objective", "direction", "results_path"):
+            payload[name] = getattr(run.record, name)
+        for name in ("succeeded", "failed", "not_run"):
+            payload[name] = getattr(run.summary, name)
+        best, score = run.summary.best.result, run.summary.best.score
+        if score is not None and not math.isfinite(score):
+            score = None  # JSON has no such number.
+        if best is not None:
+            payload["best"] = {
+                "index": best.meta.index,
+                "value": score,
+                "variables": _select_short_values(best.meta.variables),
+                "fields": _select_short_values(best.outputs),
+            }
     emit_event(
         f"rlm-batch.run.{kind}",
         resource={
-            "prefect.resource.id": f"rlm-batch.run.{record.flow_run_id}",
-            "prefect.resource.name": record.name,
-            "rlm-batch.flow": record.flow,
+            "prefect.resource.id": f"rlm-batch.run.{flow_run.id}",
+            "prefect.resource.name": run_name,
+            "rlm-batch.flow": flow_name,
         },
-        related=[{"prefect.resource.id": f"prefect.flow-run.{record.flow_run_id}", **FLOW_RUN_ROLE}],
+        related=[{"prefect.resource.id": f"prefect.flow-run.{flow_run.id}", **FLOW_RUN_ROLE}],
         payload=payload,
     )
 

@@ -76,6 +76,19 @@ async def test_a_sweeps_report_shows_the_best_trials_charts_and_failures():
     assert r"ValueError (line 1\)\: no \<b\>bold\</b\> \| here" in table[-1]["outcome"]
 
 
+async def test_a_cancelled_run_has_a_report_with_the_path_of_its_results(results: Path, tmp_path: Path):
+    code = "import time\nwhile x: time.sleep(0.05)\nSUBMIT(y=x)"
+    running = asyncio.create_task(batch(code, [{"x": 0}, {"x": 1}], provider="local:none", max_workers=1))
+    await wait_until_async(lambda: any(part.stat().st_size for part in results.glob("*/part-*")))
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    run_id = str(find_run_id(results))
+    text = (await artifacts(run_id))["markdown"].data
+    assert "1 of 2 executions succeeded" in text
+    assert str(results / run_id) in text.replace("\\", "")
+
+
 async def test_every_flow_ends_with_a_report(results: Path):
     await batch(["SUBMIT(a=1)", "SUBMIT(a=2)"])
     await chunks("SUBMIT(n=len(data))", data=[1, 2, 3], chunk_size=2, reduce="SUBMIT(n=len(results))")

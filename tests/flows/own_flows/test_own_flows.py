@@ -29,6 +29,7 @@ from rlm_batch import (
     sweep,
 )
 
+from ...infra.deployed import Deployed
 from ...infra.programs import run_program
 from ...infra.waiting import wait_until_async
 
@@ -135,6 +136,14 @@ async def test_a_run_reports_its_results_in_its_state_and_an_event(results: Path
     event = await find_event("rlm-batch.run.completed", Path(path).name)
     assert event.payload["best"] == {"index": 1, "value": 0, "variables": {"x": 1}, "fields": {"loss": 0}}
     assert (event.payload["succeeded"], event.payload["results_path"]) == (3, path)
+
+
+@pytest.mark.anyio
+async def test_a_deployment_run_that_fails_before_its_job_opens_sends_an_event():
+    deployed = await Deployed.made(code="SUBMIT(x=x)", inputs="/not/allowed.csv")
+    assert (await deployed.execute()).is_failed()
+    event = await find_event("rlm-batch.run.failed", str(deployed.run.id))
+    assert event.payload == {"flow": "rlm-batch", "name": deployed.run.name, "best": None}
 
 
 async def find_event(name: str, run: str) -> Any:
