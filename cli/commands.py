@@ -34,6 +34,10 @@ Results that a run is writing, results outside of the results root, and folders 
 
 They run until Ctrl-C.
 """,
+    "worker": """Run the flow runs of deployments on this machine.
+
+At Ctrl-C or SIGTERM they end, report their state, and leave no sandbox.
+""",
     "server": "Show the shared Prefect server of the command line, or end it.",
     "volume": "List volumes, and list, copy and remove their files.",
     "snapshot": "List and delete the set-ups of sandboxes that a provider keeps.",
@@ -47,7 +51,7 @@ For the others it shows how to enable them.
 """,
 }
 # Modules of commands that are not in a module of the command's name.
-MODULES = dict.fromkeys(FLOWS, ".parameter_options") | {"up": "..deployments.up"}
+MODULES = dict.fromkeys(FLOWS, ".parameter_options") | {"up": "..deployments.up", "worker": "..deployments.worker"}
 
 app = App(
     name="rlm-batch",

@@ -58,8 +58,12 @@ def deploy_package(
     pools = sorted(set(pools_by_deployment.values()))
     for pool in pools:
         which = "them" if len(pools) == 1 else f"those in {pool}"
-        needs = ", with this package installed" if pool != work_pool or not image else ""
-        print(f"\nA worker runs {which}{needs}: prefect worker start --pool {shlex.quote(pool)}")
+        name = shlex.quote(pool)
+        if image and pool == work_pool:
+            print(f"\nA worker runs {which}: prefect worker start --pool {name}")
+        else:
+            print(f"\nA worker runs {which}, with this package installed: rlm-batch worker --work-pool {name}")
+            print(f"If {name} is no process pool: prefect worker start --pool {name}")
     return 0
 
 

@@ -76,7 +76,8 @@ def _run_until_interrupted(arguments: list[str] | None) -> int:
 
 def _run_command(arguments: list[str] | None) -> int:
     """Run the command, print its error if it fails, and return the exit status."""
-    _prepare_process()
+    words = sys.argv[1:] if arguments is None else arguments
+    _prepare_process(shows_log=words[:1] == ["worker"])
     from cyclopts import CycloptsError
 
     from ..sandbox.errors import RlmBatchError
@@ -122,10 +123,11 @@ def _end_output() -> int:
     return 128 + signal.SIGPIPE
 
 
-def _prepare_process() -> None:
+def _prepare_process(*, shows_log: bool) -> None:
     """Set the environment variables, filters and proxies of the process, before Prefect and HTTP clients read them."""
     for name, value in QUIET_PREFECT.items():
-        os.environ.setdefault(name, value)
+        if not (shows_log and "LOGGING" in name):
+            os.environ.setdefault(name, value)
     if not os.environ.get("RLM_BATCH_SERVER") and not os.environ.get("CI"):
         os.environ["RLM_BATCH_SERVER"] = "shared"
     if os.path.expanduser("~") == "~":  # Without HOME and an entry in passwd Prefect cannot be imported.

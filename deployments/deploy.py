@@ -64,7 +64,7 @@ async def deploy(work_pool: str = WORK_POOL, image: str | None = None) -> dict[s
     """
     template = json.loads(POOL_FILE.read_text(encoding="utf-8"))
     pools: dict[str, str] = {}
-    async with _open_client() as client:
+    async with open_client() as client:
         for name in block_types.__all__:
             await getattr(block_types, name).aregister_type_and_schema(client=client)
         if not image:
@@ -205,7 +205,7 @@ async def deploy_own(flow: Any, entry: dict[str, Any], work_pool: str | None) ->
             entry["concurrency_limit"] = ONE_AT_ONCE
         elif uses_machine:
             entry["concurrency_limit"] = FOUR_AT_ONCE
-    async with _open_client() as client:
+    async with open_client() as client:
         existing = await _read_deployment(client, f"{flow.name}/{entry['name']}")
         if not work_pool and existing is not None:
             work_pool = existing.work_pool_name
@@ -219,7 +219,7 @@ async def deploy_own(flow: Any, entry: dict[str, Any], work_pool: str | None) ->
 
 
 @asynccontextmanager
-async def _open_client() -> AsyncIterator[PrefectClient]:
+async def open_client() -> AsyncIterator[PrefectClient]:
     """Open a client of the server in PREFECT_API_URL.
 
     Raises:

@@ -22,16 +22,17 @@ from prefect.settings import (
 )
 
 from ..blocks.worker_policy import list_policy_files, read_policy
-from ..flows.child_process import describe_exit_status, end_process, list_children, start_module
+from ..flows.child_process import STOP_GRACE_SECONDS, describe_exit_status, end_process, list_children, start_module
 from ..flows.prefect_server import use_settings
 from ..flows.server.process import ServerProcess, build_environment, create_prefect_home
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.file_lock import try_lock
 from .deploy import WORK_POOL, deploy
+from .worker import HOOK_GRACE_SECONDS, RUN_GRACE_SECONDS, signal_flow_runs
 
 QUERY_SECONDS = "2"  # seconds between a worker's queries for due runs; Prefect's 10 s suit many workers
 POLL_SECONDS = 0.5  # seconds between two checks of the server and the worker
-RUN_GRACE_SECONDS = 30.0  # seconds in which a flow run removes its sandboxes and reports its state
+MAX_RUNS = 1000  # flow runs at a time; the deployments have lower limits
 KILL_GRACE_SECONDS = 5.0  # seconds in which the kernel ends killed processes
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PR_SET_CHILD_SUBREAPER = 36
@@ -118,10 +119,9 @@ def _run(home: Path, port: int, database: str | None, auth: str | None) -> NoRet
             _watch(server, worker, home)
         finally:
             print("Ending the flow runs, the worker and the server.", flush=True)
-            # End the flow runs before the worker: a worker that gets SIGTERM kills them, without any cleanup.
-            _end_flow_runs(server, worker)
-            end_process(worker)
-            _end_flow_runs(server, worker)  # The worker may have started a flow run meanwhile.
+            # The worker ends its flow runs first.
+            end_process(worker, RUN_GRACE_SECONDS + HOOK_GRACE_SECONDS + STOP_GRACE_SECONDS)
+            _end_adopted_flow_runs(server)
 
 
 def _start_worker(home: Path, api_url: str, auth: str | None) -> subprocess.Popen[bytes]:
@@ -132,9 +132,8 @@ def _start_worker(home: Path, api_url: str, auth: str | None) -> subprocess.Pope
     environment["PREFECT_API_URL"] = api_url
     if auth is not None:
         environment["PREFECT_API_AUTH_STRING"] = auth
-    name = f"rlm-batch@{platform.node()}"
-    options = ("--name", name, "--pool", WORK_POOL, "--type", "process", "--install-policy", "never")
-    return start_module("prefect", "worker", "start", *options, log=home / "worker.log", environment=environment)
+    words = ("rlm_batch.cli.main", "worker", "--name", f"rlm-batch@{platform.node()}", "--limit", MAX_RUNS)
+    return start_module(*words, log=home / "worker.log", environment=environment)
 
 
 def _watch(server: ServerProcess, worker: subprocess.Popen[bytes], home: Path) -> NoReturn:
@@ -154,35 +153,19 @@ def _watch(server: ServerProcess, worker: subprocess.Popen[bytes], home: Path) -
             time.sleep(POLL_SECONDS)
 
 
-def _end_flow_runs(server: ServerProcess, worker: subprocess.Popen[bytes]) -> None:
-    """End the flow runs of the worker and those that this process has adopted. They remove their sandboxes first.
-
-    They get SIGTERM, and SIGKILL after `RUN_GRACE_SECONDS`.
-    """
+def _end_adopted_flow_runs(server: ServerProcess) -> None:
+    """End the flow runs of a worker that was killed. They get SIGTERM, and SIGKILL after `RUN_GRACE_SECONDS`."""
     signalled: set[int] = set()
     deadline = time.monotonic() + RUN_GRACE_SECONDS
     while time.monotonic() < deadline + KILL_GRACE_SECONDS:
         with suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:  # `list_children` lists ended children, too.
                 pass
-        pids = {*list_children(worker.pid), *list_children(os.getpid())} - {server.process.pid, worker.pid}
+        pids = set(list_children(os.getpid())) - {server.process.pid}
         if not pids:
             return
-        is_late = time.monotonic() > deadline
-        if not is_late:  # A hook cleans up after a flow run, and ends by itself.
-            pids = {pid for pid in pids - signalled if not _is_hook(pid)}
-        for pid in pids:
-            signalled.add(pid)
-            with suppress(ProcessLookupError, PermissionError):
-                send = os.killpg if os.getpgid(pid) == pid else os.kill  # A flow run leads a process group.
-                send(pid, signal.SIGKILL if is_late else signal.SIGTERM)
+        signal_flow_runs(pids, signalled, is_late=time.monotonic() > deadline)
         time.sleep(0.1)
-
-
-def _is_hook(pid: int) -> bool:
-    with suppress(OSError):
-        return b"hook" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    return False
 
 
 def _print_addresses(server: ServerProcess, home: Path, auth: str | None, count: int) -> None:

@@ -118,12 +118,12 @@ def start_module(
         )
 
 
-def end_process(process: subprocess.Popen[bytes]) -> None:
-    """End a process and its session, by SIGKILL after `STOP_GRACE_SECONDS`. An ended process is not an error."""
+def end_process(process: subprocess.Popen[bytes], grace_seconds: float = STOP_GRACE_SECONDS) -> None:
+    """End a process and its session, by SIGKILL after the seconds of grace. An ended process is not an error."""
     if process.poll() is None:
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
-            process.wait(STOP_GRACE_SECONDS)
+            process.wait(grace_seconds)
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

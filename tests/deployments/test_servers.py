@@ -52,10 +52,10 @@ def worker(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         "PREFECT_WORKER_WEBSERVER_HOST": "127.0.0.1",
         "RLM_BATCH_RESULTS": str(home / "results"),
     }
-    program, *arguments = SERVICES["worker"]["command"]
+    _, *arguments = SERVICES["worker"]["command"]
     with (home / "log").open("ab") as log:
         process = subprocess.Popen(
-            build_module_command(program, *arguments),
+            build_module_command("rlm_batch.cli.main", *arguments),
             env={**os.environ, **environment},
             stdin=subprocess.DEVNULL,
             stdout=log,

@@ -24,7 +24,7 @@ from ..infra.programs import COMMAND, run_program
 from ..infra.waiting import wait_until
 
 HANG_SECONDS = 240  # seconds for a start or a whole run; a first start migrates a database while other tests run
-WORDS = {"server": "flows.server.app", "worker": "prefect worker start"}  # parts of the command lines
+WORDS = {"server": "flows.server.app", "worker": "rlm_batch.cli.main worker"}  # parts of the command lines
 SLOW = 'code="import time; time.sleep(t); SUBMIT(loss=t)"'
 
 
@@ -158,7 +158,7 @@ def list_local_sandboxes() -> list[Path]:
 # A module that Python runs at its start; in the worker it leaves a process behind.
 LEAVING = """
 import os, pathlib, sys, time
-if "prefect worker start" in " ".join(sys.orig_argv):
+if "rlm_batch.cli.main worker" in " ".join(sys.orig_argv):
     if (child := os.fork()) == 0:
         if os.fork() == 0:
             place = pathlib.Path(__file__)
