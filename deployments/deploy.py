@@ -145,7 +145,7 @@ async def _set_image(
     if image_setting is None:
         if image:
             raise ConfigurationError(f"work pool {work_pool!r} takes no image from deployments: omit --image")
-        return job_variables
+        return {name: value for name, value in job_variables.items() if name != "image"}  # the pool's former image
     if image:
         return {**job_variables, "image": image}
     image_of_pool = image_setting.get("default") or PREFECT_IMAGE

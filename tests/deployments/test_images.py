@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolCreate
-from prefect.exceptions import ObjectNotFound
+from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.utilities.slugify import slugify
 from prefect.workers.base import BaseJobConfiguration
 from prefect.workers.utilities import get_default_base_job_template_for_infrastructure_type
@@ -143,9 +143,21 @@ def test_an_image_for_a_pool_of_processes_or_a_missing_pool_is_refused(command: 
 def test_runs_change_nothing_of_our_template_for_pods(
     command: Callable[..., Answer],
 ) -> None:
-    pool = create_pool("kubernetes", TEMPLATE)
+    pool = create_pool("kubernetes")
+    assert command("--work-pool", pool, "--image", "registry.example/rlm-batch:1")[0] == 0
+    create_pool("kubernetes", TEMPLATE)  # The pool is closed later.
     status, _, err = command("--work-pool", pool)
     assert status == 0, err
+    assert read_job_variables(SHARD_DEPLOYMENT) == {}
+
+    async def start(client: PrefectClient) -> None:
+        deployment = await client.read_deployment_by_name("rlm-batch/local")
+        run = await client.create_flow_run_from_deployment(deployment.id)
+        await client.delete_flow_run(run.id)
+        with pytest.raises(PrefectHTTPStatusError, match="'image' was unexpected"):
+            await client.create_flow_run_from_deployment(deployment.id, job_variables={"image": "another"})
+
+    ask(start)
     wanted = {"image": "another", "env": {"RLM_BATCH_RESULTS": "/etc"}, "command": "sh", "namespace": "kube-system"}
 
     async def render(client: PrefectClient) -> ManifestConfiguration:
