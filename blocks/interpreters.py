@@ -123,7 +123,7 @@ class ProviderSandboxes:
             configured = _configure_provider(self.entry, {**fields, **self._fields})
             provider = configured.with_files_of(provider)
             self._provider = provider
-        return await provider.open(provider.labels(""))
+        return await provider.open_labelled()
 
     async def _load_default_block(self) -> Any:
         """Return the saved block, or None if it is missing. The provider's own error then says what is missing."""

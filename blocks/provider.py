@@ -22,6 +22,7 @@ from ..sandbox.sync_interpreter import SyncInterpreter
 from . import git as repository
 from .host_files.files import HostFiles, read_host_files
 from .host_files.mounts import overlaps
+from .language_model.credentials import build_secret_filter
 from .problems import describe_problems
 from .registry import PROVIDERS
 from .sandbox_volume import SandboxVolume
@@ -97,6 +98,7 @@ class SandboxProvider(SandboxSettings, ABC):
     _files: HostFiles = PrivateAttr(default=HostFiles())
     _expected_sandboxes: int = PrivateAttr(default=1)
     _keeps_failed: bool = PrivateAttr(default=False)
+    _shown_values: frozenset[str] = PrivateAttr(default=frozenset())  # of `environment`; a run's parameters show them
 
     @abstractmethod
     async def open(self, labels: dict[str, str]) -> Sandbox:
@@ -217,7 +219,10 @@ class SandboxProvider(SandboxSettings, ABC):
         changed = {name: getattr(checked, name) for name in options}
         if "environment" in changed:
             changed["environment"] = {**self.environment, **changed["environment"]}
-        return self.model_copy(update=changed)
+        provider = self.model_copy(update=changed)
+        if "environment" in options:
+            provider._shown_values |= set(checked.reveal_environment().values())
+        return provider
 
     def with_expectations(self, *, sandboxes: int, keeps_failed: bool) -> Self:
         """Return a copy that will open about this many sandboxes, and may keep those of failed executions."""
@@ -278,6 +283,13 @@ class SandboxProvider(SandboxSettings, ABC):
         optional = {"rlm-batch-server": server, "rlm-batch-process": read_own_identity()}
         return labels | {name: value for name, value in optional.items() if value}
 
+    async def open_labelled(self, run: str = "", server: str = "") -> Sandbox:
+        """Open a sandbox with this process's labels. Its output does not show secrets of `environment`."""
+        sandbox = await self.open(self.labels(run, server))
+        secrets = frozenset(self.reveal_environment().values()) - self._shown_values
+        sandbox.hide = build_secret_filter(secrets)
+        return sandbox
+
     def interpreter(
         self,
         *,
@@ -296,7 +308,7 @@ class SandboxProvider(SandboxSettings, ABC):
             tools: Functions of the host that code may call by name.
             prepare: Code that runs once when the sandbox is open.
         """
-        return Interpreter(lambda: self.open(self.labels(run, server)), timeout=timeout, tools=tools, prepare=prepare)
+        return Interpreter(lambda: self.open_labelled(run, server), timeout=timeout, tools=tools, prepare=prepare)
 
     def run(
         self,
@@ -316,7 +328,7 @@ class SandboxProvider(SandboxSettings, ABC):
             timeout: Seconds for the execution; None for no limit.
             tools: Functions of the host that code may call by name.
         """
-        with SyncInterpreter(lambda: self.open(self.labels("")), timeout=timeout, tools=tools) as interpreter:
+        with SyncInterpreter(self.open_labelled, timeout=timeout, tools=tools) as interpreter:
             return interpreter.execute(code, variables)
 
     @classmethod

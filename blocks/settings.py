@@ -86,7 +86,8 @@ class SandboxSettings(BaseModel):
     environment: dict[str, SecretStr] = Field(
         default_factory=dict,
         title="Environment",
-        description="Environment variables of the code. The code sees no other secrets.",
+        description="Environment variables of the code, which sees no other secrets. In what it prints or raises, "
+        "[...] replaces their values of six characters or more.",
     )
     max_sandboxes: int | None = Field(
         default=None,

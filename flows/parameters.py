@@ -184,8 +184,9 @@ class CommonParameters:
     secrets: Annotated[
         list[str] | None,
         Field(
-            description="Names of environment variables of this process that the code sees. Their values reach no log, "
-            "ledger or Prefect server. Deployments and shards refuse them."
+            description="Names of environment variables of this process that the code sees. In what it prints or "
+            "raises, [...] replaces their values, so no log, ledger or Prefect server has them, unless it submits or "
+            "asks them. Deployments and shards refuse them."
         ),
         CommandLineForm(metavar="NAME"),
     ] = None

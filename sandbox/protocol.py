@@ -21,6 +21,7 @@ from .meta import NOTHING_ASKED, Meta
 from .model_reply import read_program
 from .outcomes.decoding import decode_end
 from .outcomes.ending import build_error, read_json
+from .outcomes.text_escape import HIDDEN
 from .requests.execution_request import ExecutionRequest
 from .result import Result
 from .wire.collection import COLLECT_TIMEOUT_SECONDS
@@ -42,6 +43,7 @@ ANSWER_GRACE_SECONDS = 30.0  # seconds after a timeout until a driver that has n
 # A driver sends at most 64 KiB of output in a frame. JSON escapes can make the body six times as long.
 MAX_OUTPUT_BODY_BYTES = 512 * 1024
 
+MAX_SECRET_CHARACTERS = 4_096  # characters beside a cut in the output that may be a part of a secret
 MAX_ARGUMENTS = 1_000  # per call: Python binds arguments one by one, which blocks the event loop
 
 REENTERED = "a tool or on_output cannot run code in the interpreter that waits for it: use another interpreter"
@@ -81,6 +83,7 @@ class PendingExecution:
     caller_context: contextvars.Context = field(default_factory=contextvars.copy_context)
     _output_sizes: dict[str, int] = field(default_factory=lambda: {"stdout": 0, "stderr": 0})  # characters
     _display_bytes: int = 0
+    _unfinished: dict[str, str] = field(default_factory=dict[str, str])  # last lines, in which a secret may begin
 
     def __post_init__(self) -> None:
         self.reports = Reports(self.request.should_prune)
@@ -120,10 +123,29 @@ class PendingExecution:
         if not text:
             return
         self._output_sizes[stream] += len(text)
+        hide = self.protocol.sandbox.hide
+        unfinished = self._unfinished.pop(stream, "")
         if dropped:
+            if hide is not None:  # The cut may be in a secret.
+                unfinished = hide(unfinished)[:-MAX_SECRET_CHARACTERS] + HIDDEN
+                text = HIDDEN + hide(text)[MAX_SECRET_CHARACTERS:]
             text = f"\n[... {dropped:,} characters dropped ...]\n{text}"
+        if hide is not None:  # A secret may be in two pieces of output, but not in two lines.
+            text = unfinished + text
+            end = max(text.rfind("\n"), text.rfind("\r")) + 1
+            text, self._unfinished[stream] = hide(text[:end]), text[end:]
+        self._pass_on(stream, text)
+
+    def finish_output(self) -> None:
+        """Pass on the last lines that have no end."""
+        hide = self.protocol.sandbox.hide
+        while hide is not None and self._unfinished:
+            stream, text = self._unfinished.popitem()
+            self._pass_on(stream, hide(text))
+
+    def _pass_on(self, stream: str, text: str) -> None:
         self.output[stream].append(text)
-        if self.request.on_output is not None and self.listener_error is None:
+        if text and self.request.on_output is not None and self.listener_error is None:
             try:
                 self.request.on_output(stream, text)
             except Exception as error:  # noqa: BLE001 - `take_result` raises it for the caller
@@ -137,6 +159,7 @@ class PendingExecution:
 
     def build_meta(self, **usage: Any) -> Meta:
         """Build the meta from the output so far, and from fields that only the end of the code tells."""
+        self.finish_output()
         sandbox = self.protocol.sandbox
         query_summary = NOTHING_ASKED
         if self.request.queries is not None:
@@ -317,6 +340,7 @@ class DriverProtocol:
         elif op == "display":
             pending.add_display(body or b"")
         elif op == "end" and type(header.get("status")) is str:
+            pending.finish_output()
             pending.end = (header, body or b"null")
         elif op == "collect" and pending.collected is not None:
             pending.collected.take(body or b"")

@@ -29,6 +29,7 @@ class Sandbox(ABC):
         memory_option: The provider's option to raise after a MemoryError; "" if there is no such option.
         kill_memory_option: The provider's option to raise after the kernel killed code that used too much memory; "" if
             there is no such option.
+        hide: Returns a text without the secrets of the code's environment; None without secrets.
     """
 
     id: str
@@ -40,6 +41,7 @@ class Sandbox(ABC):
     limits: Mapping[str, int] = {}
     memory_option: str = ""
     kill_memory_option: str = ""
+    hide: Callable[[str], str] | None = None
 
     @property
     def disk_mib(self) -> int | None:

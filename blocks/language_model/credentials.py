@@ -14,7 +14,8 @@ from urllib.parse import quote, unquote, urlsplit
 
 from pydantic import BaseModel, SecretStr
 
-HIDDEN = "[...]"  # The replacement of a credential.
+from ...sandbox.outcomes.text_escape import HIDDEN
+
 LEAST_CHARACTERS = 6  # The shortest credential that is blanked. Shorter strings are common in ordinary text.
 LEAST_IN_ANSWERS = 16  # The shortest credential that is blanked in answers. A shorter key may be a word.
 # Words in names of variables, options and headers whose values are credentials.
@@ -66,6 +67,14 @@ class CredentialMask:
     def hide(self, text: str) -> str:
         """Return the text with all known credentials blanked."""
         return self.build_filter()(text)
+
+
+@lru_cache(32)
+def build_secret_filter(secrets: frozenset[str]) -> Callable[[str], str] | None:
+    """Return a function that blanks these secrets and their lines in a text; None if none is long enough."""
+    lines = {line for secret in secrets for line in secret.splitlines()}
+    forms = _list_forms(secrets | lines)
+    return (lambda text: _replace(text, forms)) if forms else None
 
 
 def find_environment_credentials() -> set[str]:

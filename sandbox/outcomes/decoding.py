@@ -15,6 +15,7 @@ from ..wire.names import MAX_REPORTED_FILES
 from ..wire.nonfinite import restore_numbers
 from ..wire.submission import MAX_REPR_CHARACTERS, SubmissionError, check_bundle, check_submission
 from .ending import build_error, read_json
+from .text_escape import change_texts
 
 if TYPE_CHECKING:
     from ..protocol import PendingExecution
@@ -33,6 +34,10 @@ def decode_end(pending: PendingExecution, header: dict[str, Any], body: bytes) -
         meta |= _decode_value(pending.value)
     if pending.displays:
         meta["displays"] = _decode_displays(pending.displays)
+    hide = pending.protocol.sandbox.hide
+    if hide is not None:
+        shown = {"value", "value_repr", "displays"} & meta.keys()
+        meta |= {name: change_texts(meta[name], hide) for name in shown}
     if header["status"] == "finished":
         return Result({}, pending.build_meta(**meta, exited=body == EXITED))
     if header["status"] == "submitted":

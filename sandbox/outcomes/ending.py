@@ -96,7 +96,9 @@ class _Ending:
 
     def _read_text(self, name: str) -> str:
         value = self.outcome.get(name)
-        return value[:MAX_TEXT_CHARACTERS] if isinstance(value, str) else ""
+        text = value if isinstance(value, str) else ""
+        hide = self.sandbox.hide
+        return (text if hide is None else hide(text))[:MAX_TEXT_CHARACTERS]
 
     def build_error(self) -> RlmBatchError:
         """Return the error with its text: what happened, the traceback, and advice."""

@@ -4,11 +4,12 @@ import functools
 import html
 import re
 import reprlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 # Terminal control characters (C0, DEL, C1), Unicode line separators, text direction marks and lone surrogates.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+HIDDEN = "[...]"  # the replacement of a secret
 LINE_CHARACTERS = "\n\t"  # kept in a text of several lines
 MAX_CELL_CHARACTERS = 1_000
 
@@ -28,6 +29,17 @@ def escape_text(text: str, keep: str = "") -> str:
 def escape_json(text: str) -> str:
     """Return JSON text with JSON escapes for control characters and direction marks. Lone surrogates become "?"."""
     return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text.encode("utf-8", "replace").decode("utf-8"))
+
+
+def change_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """Return a JSON value in which `change` was applied to every text."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {change_texts(name, change): change_texts(item, change) for name, item in value.items()}  # type: ignore[reportUnknownVariableType]
+    if isinstance(value, (list, tuple)):
+        return type(value)(change_texts(item, change) for item in value)  # type: ignore[reportUnknownVariableType]
+    return value
 
 
 @functools.cache

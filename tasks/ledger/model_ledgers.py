@@ -11,8 +11,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
-from ...blocks.language_model.credentials import HIDDEN
 from ...blocks.storage.location import PathOrLocation
+from ...sandbox.outcomes.text_escape import HIDDEN, change_texts
 from ..execution import Execution
 from .ledger import Ledger
 from .ledger_line import (
@@ -138,19 +138,10 @@ class TranscriptLedger(ModelLedger):
 
     def write(self, execution: Execution, line: Json) -> None:
         """Write a line of `Transcript` without credentials."""
-        fields = self._hide_credentials(line)
+        fields = change_texts(line, self._hide)
         if "logprobs" in fields and HIDDEN in fields["answer"] + fields.get("reasoning_content", ""):
             del fields["logprobs"]  # It would show the credential token by token.
         self._write(encode_fields(execution.key, {"index": execution.index, "attempt": execution.attempt, **fields}))
-
-    def _hide_credentials(self, value: Any) -> Any:
-        if isinstance(value, str):
-            return self._hide(value)
-        if isinstance(value, dict):
-            return {name: self._hide_credentials(item) for name, item in value.items()}  # type: ignore[reportUnknownVariableType]
-        if isinstance(value, list):
-            return [self._hide_credentials(item) for item in value]  # type: ignore[reportUnknownVariableType]
-        return value
 
 
 class TranscriptReader:

@@ -1,18 +1,31 @@
 """Environment variables of a run: plain ones among the provider's options, and secrets of this process."""
 
+import asyncio
 import os
+import subprocess
+import sys
 import uuid
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rlm_batch import ConfigurationError, LocalSandbox, batch, sequence
+from rlm_batch import (
+    AsyncLocalInterpreter,
+    ConfigurationError,
+    ContainerSandbox,
+    LocalSandbox,
+    PrepareError,
+    batch,
+    sequence,
+)
 
 from ..infra.deployed import Deployed
+from ..infra.waiting import wait_until_async
 
 pytestmark = pytest.mark.anyio
 
+PODMAN = [pytest.mark.requires("podman"), pytest.mark.full]
 CODE = "import os\nSUBMIT(stage=os.environ.get('STAGE'), size=len(os.environ.get('TOKEN_OF_TEST', '')))"
 
 
@@ -41,6 +54,101 @@ async def test_a_secret_reaches_the_code_and_no_log_ledger_or_server(
     assert [path for path in files if value.encode() in path.read_bytes()] == []
     # The search finds what the server has: the name of the secret is a parameter of the run.
     assert any(b"TOKEN_OF_TEST" in path.read_bytes() for path in files if path.is_relative_to(server_home))
+
+
+ECHO = """
+import json, os, sys, time
+secret, pem = os.environ["TOKEN_OF_TEST"], os.environ["PEM_OF_TEST"]
+print("plain", secret, repr({"token": secret}), json.dumps([pem]))
+sys.stdout.write("split " + secret[:9])
+sys.stdout.flush()
+time.sleep(0.3)
+sys.stdout.write(secret[9:] + " end of the line\\n" + os.environ["STAGE"] + "\\n")
+print(pem, end='', file=sys.stderr)
+display({"token": secret})
+if fails:
+    raise ValueError("refused: " + secret)
+[secret, pem]
+"""
+
+
+@pytest.mark.parametrize("kind", [LocalSandbox, pytest.param(ContainerSandbox, marks=PODMAN)])
+async def test_secrets_that_code_prints_or_raises_are_masked_everywhere(
+    kind: Any, results: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    caplog.set_level("INFO")
+    value = f"secret+{uuid.uuid4().hex}"
+    line = uuid.uuid4().hex
+    monkeypatch.setenv("TOKEN_OF_TEST", value)
+    name = f"env-{uuid.uuid4().hex[:8]}"
+    block = kind(environment={"PEM_OF_TEST": f"-----BEGIN-----\n{line}\n-----END-----\n"})
+    await block.save(name)
+    options: Any = {
+        "provider": f"{block.provider_name}-sandbox/{name}",
+        "provider_options": {"environment": {"STAGE": "a value that the run's parameters show"}},
+        "secrets": ["TOKEN_OF_TEST"],
+    }
+    inputs = [{"fails": False}, {"fails": True}]
+    outcomes = await batch(ECHO, inputs, on_failure="return", results_path=str(results / "batch"), **options)
+    steps = await sequence([ECHO.replace("fails", "True")], on_failure="return", **options)
+    for outcome in (*outcomes, *steps):
+        assert outcome.meta.stdout == (
+            "plain [...] {'token': '[...]'} [\"[...]\"]\nsplit [...] end of the line\n"
+            "a value that the run's parameters show\n"
+        )
+        assert outcome.meta.stderr == "[...]"
+        assert outcome.meta.displays == ({"text/plain": "{'token': '[...]'}"},)
+    assert outcomes[0].meta.value == ["[...]", "[...]"]
+    error: Any = outcomes[1].error
+    assert (error.type, error.message) == ("ValueError", "refused: [...]")
+    assert "refused: [...]" in error.traceback
+    with pytest.raises(PrepareError, match=r"refused: \[\.\.\.\]"):
+        await batch(["1"], prepare=ECHO.replace("fails", "True").replace("display(", "print("), **options)
+    page = tmp_path / "page.html"
+    report = [sys.executable, "-m", "rlm_batch.cli.main", "report", str(results / "batch"), "--html", str(page)]
+    await asyncio.to_thread(subprocess.run, report, check=True, timeout=100)
+    assert "refused: [...]" in page.read_text()
+    await wait_until_async(lambda: any(b"refused: [...]" in path.read_bytes() for path in list_server_files()))
+    files = [page, *(path for path in results.rglob("*") if path.is_file()), *list_server_files()]
+    for text in (value, value.replace("+", "%2B"), line):
+        assert text not in caplog.text
+        assert [path for path in files if text.encode() in path.read_bytes()] == []
+
+
+async def test_live_output_has_whole_lines_without_secrets() -> None:
+    secret = uuid.uuid4().hex
+    heard: list[str] = []
+    code = "import os, time\ns = os.environ['TOKEN']\n"
+    code += "for piece in ('10 %\\r20 %', '\\r', s, s[:9], s[9:] + '\\nend', ' of it'):\n"
+    code += "    print(piece, end='', flush=True)\n    time.sleep(0.1)"
+    async with AsyncLocalInterpreter(environment={"TOKEN": secret}) as interpreter:
+        result = await interpreter.execute(code, on_output=lambda _stream, text: heard.append(text))
+    assert result.meta.stdout == "10 %\r20 %\r[...][...]\nend of it"
+    assert heard == ["10 %\r", "20 %\r", "[...][...]\n", "end of it"]
+
+
+async def test_a_cut_in_the_output_leaves_no_part_of_a_secret() -> None:
+    secret = uuid.uuid4().hex
+    async with AsyncLocalInterpreter(environment={"TOKEN": secret}) as interpreter:
+        for before in range(49_960, 50_010, 7):
+            code = f"import os\nprint('x' * {before} + os.environ['TOKEN'] * 9000 + 'y' * {before - 5_000})"
+            text = (await interpreter.execute(code)).meta.stdout
+            assert text.startswith("x" * 40_000)
+            assert "characters dropped" in text
+            assert text.endswith("y" * 40_000 + "\n")
+            assert not any(secret[start : start + 5] in text for start in range(len(secret) - 4)), before
+
+
+async def test_variables_without_secrets_build_no_filter() -> None:
+    for environment in ({}, {"LEVEL": "3", "MODE": "default", "SHORT": "abcde"}):
+        async with AsyncLocalInterpreter(environment=environment) as interpreter:
+            assert interpreter._interpreter is not None
+            assert interpreter._interpreter.sandbox.hide is None
+
+
+def list_server_files() -> list[Path]:
+    """Return all files of the tests' Prefect server."""
+    return [path for path in find_database().parent.rglob("*") if path.is_file()]
 
 
 def find_database() -> Path:
