@@ -169,6 +169,12 @@ class LocalMirror:
             return [self.folder / name for name in sizes]
 
 
+def make_private_directory(path: Path) -> None:
+    """Create a directory and its missing parents, which other users cannot read. Raises OSError."""
+    for directory in (*reversed(path.parents), path):
+        directory.mkdir(mode=0o700, exist_ok=True)
+
+
 @contextmanager
 def replace_atomically(path: Path) -> Iterator[Path]:
     """Yield a path next to `path` to write to. It replaces `path` when the block ends, and is deleted on an error."""
@@ -183,17 +189,19 @@ def replace_atomically(path: Path) -> Iterator[Path]:
 def write_file(path: PathOrLocation, data: bytes | Iterable[bytes]) -> None:
     """Write a whole file. Raises OSError.
 
-    On this machine the write is atomic and creates missing directories. At a location other than an object store, a
-    reader may see a part of the file during the write.
+    On this machine the write is atomic and creates missing directories, and only this user can read the file. At a
+    location other than an object store, a reader may see a part of the file during the write.
 
     Args:
         path: The file.
         data: The bytes, or an iterator of pieces. The pieces are not kept in memory together.
     """
     if isinstance(path, Path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replace_atomically(path) as partial, partial.open("wb") as file:
-            file.writelines([data] if isinstance(data, bytes) else data)
+        make_private_directory(path.parent)
+        with replace_atomically(path) as partial:
+            partial.touch(mode=0o600)
+            with partial.open("wb") as file:
+                file.writelines([data] if isinstance(data, bytes) else data)
     elif isinstance(data, bytes):
         path.write(data)
     else:

@@ -199,7 +199,8 @@ class CollectedFiles:
         if self._root is None:
             if self._folder is None:
                 self._folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
-            self._folder.mkdir(parents=True, exist_ok=True)
+            for directory in (self._folder.parent, self._folder):  # Other users cannot read new ones.
+                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._root = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         return self._root
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ...blocks.retry import compute_backoff
-from ...blocks.storage.location import LocalMirror, Location
+from ...blocks.storage.location import LocalMirror, Location, make_private_directory
 from ...blocks.storage.location_parsing import parse_location
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.file_lock import try_lock
@@ -68,7 +68,7 @@ class Ledger:
             if isinstance(self.path, Location):
                 self.path.make_directory()
                 return
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_private_directory(self.path)
             if not os.access(self.path, os.W_OK | os.X_OK):
                 raise PermissionError(errno.EACCES, "it cannot be written")
         except OSError as error:
@@ -151,8 +151,9 @@ class Ledger:
         if self._file is None:
             self._part_number += 1
             assert isinstance(self.path, Path)
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_private_directory(self.path)
             path = self.path / f"{self._writer}-{self._part_number}.jsonl"
+            path.touch(mode=0o600)
             self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 - without a buffer, each line is one write
         return self._file
 

@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...blocks.storage.location import resolve_data_dir
+from ...blocks.storage.location import make_private_directory, resolve_data_dir
 from ...sandbox.result import Failure, Result
 from ..execution import Execution, is_interruption, with_index
 from ..repeats import NO_PLACE
@@ -50,8 +50,9 @@ class PartIndex:
 
     def __init__(self, root: Path, file_name: str, part_pattern: str, read_keys: ReadKeys) -> None:
         self._root = root
-        root.mkdir(parents=True, exist_ok=True)
+        make_private_directory(root)
         self._file = root / file_name
+        self._file.touch(mode=0o600)
         self._part_pattern = part_pattern
         self._read_keys = read_keys
 

@@ -1,8 +1,10 @@
 """The `collect` parameter: collected files are next to the ledger, in the report, and still there in later runs."""
 
+import os
 import re
 import uuid
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prefect import flow
@@ -102,3 +104,21 @@ async def test_run_code_collects_files_and_refuses_patterns_outside_the_folder(t
             await batch(["1"], collect=[pattern])
     with pytest.raises((ConfigurationError, ExecutionsFailed), match="collect"):
         await batch(["1"], collect="*.txt")  # type: ignore[arg-type]
+
+
+async def test_other_users_cannot_read_results(results: Path, tmp_path: Path) -> None:
+    code = "open('out.txt', 'w').write(text)\nSUBMIT(y=1)"
+    options: Any = {"collect": ["*.txt"], "cache_results": True, "provider": "local"}
+    umask = os.umask(0)
+    try:
+        await batch(code, [{"text": "long " * 120_000}], **options)
+        await batch(code, [{"text": "short"}], results_path=str(tmp_path / "new" / "job"), **options)
+    finally:
+        os.umask(umask)
+    for root in (results, tmp_path / "new"):
+        paths = [root, *root.rglob("*")]
+        assert {path.stat().st_mode & 0o777 for path in paths if path.is_dir()} == {0o700}
+    files = [path for path in results.rglob("*") if path.is_file() and "files" not in path.parts]
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+    assert {".jsonl", ".json", ".sqlite"} <= {path.suffix for path in files}
+    assert (results / "inputs").is_dir()
