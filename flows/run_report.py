@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from ..sandbox.errors import ConfigurationError
 from .reporting.ledger_reader import open_run_ledger
 from .reports import TrialsReport
 
@@ -31,4 +32,11 @@ def load_reference(value: dict[str, Any]) -> Any:
     Prefect calls this function when a program reads the run's result. Raises ConfigurationError if this process cannot
     read the ledger.
     """
-    return load_report(value["results_path"]) if value.keys() == {"flow_run_id", "results_path"} else value
+    if value.keys() - {"host"} != {"flow_run_id", "results_path"}:
+        return value
+    try:
+        return load_report(value["results_path"])
+    except ConfigurationError as error:
+        host = value.get("host", "an unknown machine")
+        path = value["results_path"]
+        raise ConfigurationError(f"{error.text}. The run wrote {path} on {host}: read it there") from None

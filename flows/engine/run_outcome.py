@@ -1,14 +1,17 @@
 """The end of a flow run: an event for automations, and the reference that Prefect keeps."""
 
-import asyncio
 import itertools
 import json
 import math
+from socket import gethostname
 from typing import Any
+from urllib.parse import quote
 
+from httpx import HTTPError
 from prefect import get_run_logger
 from prefect.context import FlowRunContext
 from prefect.events import emit_event
+from prefect.filesystems import RemoteFileSystem
 from prefect.results import (  # These are public; only the type checker takes them for private.
     ResultRecord,  # pyright: ignore[reportPrivateImportUsage]
     ResultRecordMetadata,  # pyright: ignore[reportPrivateImportUsage]
@@ -16,8 +19,6 @@ from prefect.results import (  # These are public; only the type checker takes t
 from prefect.runtime import flow_run
 from prefect.serializers import JSONSerializer
 
-from ...blocks.storage.location import write_file
-from ...tasks.ledger.result_index import get_results_root
 from ...tasks.ledger.run_record import RunRecord
 from .run import Run
 
@@ -25,6 +26,7 @@ MAX_VALUES = 100  # variables, and also fields, in an event; Prefect limits its 
 MAX_VALUE_CHARACTERS = 1_000  # characters of a variable or field as JSON
 
 FLOW_RUN_ROLE = {"prefect.resource.role": "flow-run"}
+REFERENCE_BLOCK, REFERENCE_PATH = "rlm-batch-references", "data://reference"
 DECODER = "rlm_batch.flows.run_report.load_reference"  # Prefect imports it to read a result.
 
 
@@ -65,23 +67,23 @@ def emit_run_event(run: Run | None, kind: str) -> None:
 async def with_reference(value: Any, record: RunRecord) -> Any:
     """Return the value. For a deployment's run, put it into a Prefect result record that refers to the ledger.
 
-    Other processes use the reference to read the run's report. The reference is a file of about 400 bytes below the
-    results root. It is not in the ledger, which may be on a volume: code there could replace the file by one that makes
-    Prefect unpickle a result. If the file cannot be written, other processes get no result.
+    Other processes and machines use the reference to read the run's report. The server keeps it, in the record's key,
+    from which fsspec's file system `data` reads it. No file has it: code could replace a file by one that makes Prefect
+    unpickle a result. If the server refuses the block of that file system, other processes get no result.
     """
     context = FlowRunContext.get()
     run = None if context is None else context.flow_run
     if run is None or run.deployment_id is None:
         return value
-    path = get_results_root() / record.flow_run_id / f"result-{record.flow_run_id}.json"
-    metadata = ResultRecordMetadata(storage_key=str(path), serializer=JSONSerializer(object_decoder=DECODER))
-    reference = {"flow_run_id": record.flow_run_id, "results_path": record.results_path}
     try:
-        data = ResultRecord[Any](metadata=metadata, result=reference).serialize()
-        await asyncio.to_thread(write_file, path, data)
-    except OSError as error:
-        get_run_logger().warning("%s cannot be written (%s), so state.result() returns nothing", path, error.strerror)
+        block = await RemoteFileSystem(basepath=REFERENCE_PATH).asave(REFERENCE_BLOCK, overwrite=True)
+    except HTTPError as error:
+        get_run_logger().warning("state.result() returns nothing, as a block could not be saved: %s", error)
         return value
+    reference = {key: getattr(record, key) for key in ("flow_run_id", "results_path")} | {"host": gethostname()}
+    metadata = ResultRecordMetadata(serializer=JSONSerializer(object_decoder=DECODER), storage_block_id=block)
+    data = ResultRecord[Any](metadata=metadata, result=reference).serialize()
+    metadata.storage_key = f",{quote(data, safe='')}"
     result_record = ResultRecord[Any](metadata=metadata, result=value)
     result_record.mark_persisted()
     return result_record

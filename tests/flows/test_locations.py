@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import os
+import socket
 import subprocess
 import sys
 import uuid
@@ -24,6 +25,7 @@ from rlm_batch.flows.reporting.ledger_reader import open_run_ledger
 from rlm_batch.tasks.ledger.ledger import Ledger
 from rlm_batch.tasks.ledger.run_record import list_run_records
 
+from ..infra.deployed import Deployed
 from ..infra.execution_counter import COUNT_EXECUTION, ExecutionCounter
 from ..infra.waiting import wait_until, wait_until_async
 
@@ -191,3 +193,58 @@ async def test_directories_of_this_machine_are_no_locations(place: str, monkeypa
         await batch(["1"], provider="local:none")
     assert parse_location("./s3:notes") == Path("s3:notes").absolute()
     assert not os.path.exists("s3:")
+
+
+# Prints what another machine gets as a flow run's result.
+READER = """
+import asyncio, socket, sys
+from prefect import get_client
+
+socket.gethostname = lambda: "another-machine"
+
+
+async def read():
+    async with get_client() as client:
+        run = await client.read_flow_run(sys.argv[1])
+    try:
+        report = await run.state.aresult()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return f"{report.results_path}: {[result.y for result in report.results]}"
+
+
+print(asyncio.run(read()))
+"""
+
+
+async def test_another_machine_reads_the_result_of_a_run_from_its_bucket(s3: Any, tmp_path: Path) -> None:
+    run = await Deployed.made(code=["SUBMIT(y=1)", "SUBMIT(y=2)"], provider="local", results_path="s3://results/shared")
+    assert (await run.execute()).is_completed()
+    assert await read_on_another_machine(run, tmp_path) == "s3://results/shared: [1, 2]"
+
+
+async def test_another_machine_is_told_where_the_results_of_a_run_are(results: Path, tmp_path: Path) -> None:
+    run = await Deployed.made(code=["SUBMIT(y=1)"], provider="local")
+    assert (await run.execute()).is_completed()
+    path = results / str(run.run.id)
+    assert await read_on_another_machine(run, tmp_path) == f"{path}: [1]"  # Both mount the same directory.
+    results.rename(tmp_path / "unmounted")
+    text = await read_on_another_machine(run, tmp_path)
+    assert text.startswith("ConfigurationError: ")
+    assert f"The run wrote {path} on {socket.gethostname()}: read it there" in text
+
+
+async def read_on_another_machine(run: Deployed, folder: Path) -> str:
+    """Return what READER prints in a process with another home and other results."""
+    home = str(folder / "another-home")
+    environment = {
+        **os.environ,
+        "HOME": home,
+        "PREFECT_HOME": f"{home}/.prefect",
+        "RLM_BATCH_RESULTS": f"{home}/results",
+    }
+    words = [sys.executable, "-c", READER, str(run.run.id)]
+    done = await asyncio.to_thread(
+        subprocess.run, words, env=environment, check=True, capture_output=True, text=True, timeout=200
+    )
+    return done.stdout.strip()
