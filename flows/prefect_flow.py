@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 from prefect import Flow, State, get_run_logger
 from prefect.context import FlowRunContext
 from prefect.exceptions import MissingResult
+from prefect.futures import PrefectFuture
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_LOCAL_STORAGE_PATH
 from prefect.states import Completed
@@ -84,14 +85,7 @@ class BatchFlow(Flow[P, T]):
             ConfigurationError: An event loop runs in this thread, as in async code and in a notebook. Otherwise the
                 flow's own errors.
         """
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return asyncio.run(self(*args, **kwargs))
-        name = self.fn.__name__
-        raise ConfigurationError(
-            f"{name}.sync(...) cannot be called in a running event loop: write `await {name}(...)`, in a notebook too"
-        )
+        return run_now(self.fn.__name__, lambda: self(*args, **kwargs))
 
     def stream(self: "BatchFlow[P, Coroutine[Any, Any, R]]", *args: P.args, **kwargs: P.kwargs) -> EventStream[R]:
         """Return an async iterator that runs the flow and yields the events of its recursive queries.
@@ -162,6 +156,7 @@ class BatchFlow(Flow[P, T]):
         prefect_options = {name: value for name, value in kwargs.items() if name in PREFECT_OPTIONS}
         own_kwargs = {name: value for name, value in kwargs.items() if name not in PREFECT_OPTIONS}
         values = _bind_arguments(self.fn, args, own_kwargs)
+        await _resolve_futures(values)
         parameters = _check_arguments(self, values) if self.model is None else self.model.parse(values)
         return await call_flow(self, parameters, listener, **prefect_options)
 
@@ -222,6 +217,17 @@ async def call_flow(
         raise error.with_traceback(None) from None
     finally:
         flow.run = None  # Prefect's contexts keep the flow, and the run has copies of a ledger's files.
+
+
+def run_now(name: str, call: Callable[[], Coroutine[Any, Any, R]]) -> R:
+    """Run the coroutine that `call` makes, and return its result. Raises ConfigurationError in a running event loop."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(call())
+    raise ConfigurationError(
+        f"{name}.sync(...) cannot be called in a running event loop: write `await {name}(...)`, in a notebook too"
+    )
 
 
 async def execute_flow(run: Run) -> State[Any]:
@@ -337,6 +343,16 @@ def _bind_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs:
         if similar:
             message += f": did you mean {similar[0]}?"
         raise TypeError(message) from None
+
+
+async def _resolve_futures(values: dict[str, Any]) -> None:
+    """Replace arguments that are Prefect futures, or lists of futures such as that of `Task.map`, by their results."""
+    for name, value in values.items():
+        if isinstance(value, PrefectFuture):
+            values[name] = await asyncio.to_thread(value.result)
+        elif isinstance(value, list) and value and isinstance(value[0], PrefectFuture):
+            futures: list[PrefectFuture[Any]] = value
+            values[name] = [await asyncio.to_thread(future.result) for future in futures]
 
 
 def _document_parameters(function: Callable[..., Any]) -> str:

@@ -40,6 +40,7 @@ from .inputs.host_paths import locate_ledger
 from .inputs.readers import check_variables
 from .parameters import Options
 from .plan import Plan
+from .prefect_flow import run_now
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -66,7 +67,12 @@ async def _should_retry(own_task: Task[..., Any], run: TaskRun, state: State[Any
 class _SandboxTask(Task[P, R]):
     """A task whose runs have the tags of their provider from the start, so that Prefect's tag limits hold for them."""
 
-    def with_options(self, **options: Any) -> "Task[P, R]":  # type: ignore[override]
+    def sync(self, *args: P.args, **kwargs: P.kwargs) -> Result:
+        """Run the task from code that is not async. Raises ConfigurationError in a running event loop."""
+        task: Any = self
+        return run_now(self.fn.__name__, lambda: task(*args, **kwargs))
+
+    def with_options(self, **options: Any) -> "_SandboxTask[P, R]":  # type: ignore[override]
         """Return a copy of the task with other options of Prefect's."""
         return tag_with_provider(super().with_options(**options))
 
@@ -87,7 +93,7 @@ def _list_tags(options: Mapping[str, Any]) -> set[str]:
     return build_tags(find_provider_name(parameters.get("provider", "local")))
 
 
-def tag_with_provider(base: Task[P, R]) -> Task[P, R]:
+def tag_with_provider(base: Task[P, R]) -> _SandboxTask[P, R]:
     """Return a copy of a task whose runs have the tags of their parameter `provider`."""
     tagged: _SandboxTask[P, R] = object.__new__(_SandboxTask)
     vars(tagged).update(vars(base))

@@ -55,6 +55,55 @@ async def test_sync_in_a_running_loop_is_refused_with_a_hint_to_await():
         sweep.sync(LOSS, GRID)
 
 
+def test_a_sync_flow_runs_the_task_by_sync():
+    @flow
+    def draw() -> list[int]:
+        return [run_code.sync("SUBMIT(y=x)", {"x": x}).y for x in range(2)]
+
+    assert draw() == [0, 1]
+    assert run_code.with_options(retries=0).sync("SUBMIT(y=3)").y == 3
+
+
+@pytest.mark.anyio
+async def test_the_tasks_sync_in_a_running_loop_is_refused_with_a_hint_to_await():
+    with pytest.raises(ConfigurationError, match=r"write `await run_code\(\.\.\.\)`"):
+        run_code.sync("SUBMIT()")
+
+
+def test_futures_are_resolved_as_in_prefects_own_flows():
+    @task
+    def list_rows() -> list[dict[str, int]]:
+        return [{"x": 1}, {"x": 2}]
+
+    @task
+    async def make_row(x: int) -> dict[str, int]:
+        return {"x": x}
+
+    @task
+    def fail() -> list[dict[str, int]]:
+        raise ValueError("no rows today")
+
+    @flow
+    def run_sync() -> list[list[int]]:
+        sources: list[Any] = [list_rows.submit(), make_row.map([3, 4]), [make_row.submit(5)]]
+        return [[result.y for result in batch.sync("SUBMIT(y=x)", source)] for source in sources]
+
+    @flow
+    async def run_async() -> list[int]:
+        rows: Any = list_rows.submit()
+        return [result.y for result in await batch("SUBMIT(y=x)", inputs=rows)]
+
+    @flow
+    def run_failed() -> None:
+        rows: Any = fail.submit()
+        batch.sync("SUBMIT(y=x)", rows)
+
+    assert run_sync() == [[1, 2], [3, 4], [5]]
+    assert asyncio.run(run_async()) == [1, 2]
+    with pytest.raises(ValueError, match="no rows today"):
+        run_failed()
+
+
 def test_help_shows_types_without_the_bounds_of_prefects_form(capsys: pytest.CaptureFixture[str]):
     help(batch)
     text = capsys.readouterr().out
