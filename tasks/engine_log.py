@@ -24,6 +24,8 @@ def shorten_engine_log(run_id: str) -> None:
     # Adding a filter again has no effect.
     logging.getLogger("prefect.flow_runs").addFilter(_shorten_flow_line)
     logging.getLogger("prefect.task_runs").addFilter(_is_wanted_task_line)
+    for name in ("prefect.flow_runs", "prefect.task_runs", "prefect.task_runs.output"):
+        logging.getLogger(name).addFilter(_fill_in_message)
 
 
 def _shorten_flow_line(record: logging.LogRecord) -> bool:
@@ -61,6 +63,13 @@ def _is_wanted_task_line(record: logging.LogRecord) -> bool:
         return False
     if name == EXECUTE_TASK_NAME:
         return not has_own_error and not message.startswith(FAILED_STATE)
+    return True
+
+
+def _fill_in_message(record: logging.LogRecord) -> bool:
+    """Put the whole message of our line into `msg`: Prefect's JSON formatter shows `msg` without its arguments."""
+    if {getattr(record, "flow_run_id", None), getattr(record, "task_run_id", None)} & _own_runs:
+        record.msg, record.args = record.getMessage(), None
     return True
 
 

@@ -1,10 +1,12 @@
 """Prefect's log of our runs, which is short, and of a user's own runs, which is complete."""
 
+import json
 import logging
 from typing import Any
 
 import pytest
 from prefect import flow, task
+from prefect.logging.formatters import JsonFormatter
 
 from rlm_batch import ConfigurationError, ExecutionsFailed, batch, run_code, sweep
 
@@ -134,3 +136,24 @@ def test_what_a_mapped_task_prints_has_the_name_of_its_task_run(caplog: pytest.L
     run()
     printed = {text for text in read_lines(caplog) if "I am" in text}
     assert printed == {"say {'n': 1}: I am 1", "say {'n': 2}: I am 2"}
+
+
+def test_lines_in_json_have_their_whole_text(caplog: pytest.LogCaptureFixture) -> None:
+    @flow
+    def run() -> None:
+        run_code.sync("print('100 %s')", provider="local:none")
+        batch.sync("print('50 %d')\nassert x", [{"x": 1}, {"x": 0}], provider="local:none", on_failure="return")
+
+    run()
+    formatter = JsonFormatter("default", "", "%")
+    lines = [json.loads(formatter.format(logged)) for logged in caplog.records if logged.name.startswith("prefect.")]
+    texts = [line["msg"] for line in lines if line["name"].startswith(("prefect.flow_runs", "prefect.task_runs"))]
+    assert [line["args"] for line in lines if line["args"] and line["name"].startswith("prefect.task_runs")] == []
+    for expected in (
+        "0: 50 %d",
+        "1: 50 %d",
+        "execution 1 failed: CodeError: ",
+        "1 of 2 executions succeeded",
+    ):
+        assert len([text for text in texts if text.startswith(expected)]) == 1, expected
+    assert len([text for text in texts if text.endswith(": 100 %s")]) == 1
