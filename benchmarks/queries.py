@@ -163,7 +163,7 @@ async def measure_batched(url: str, rounds: int, count: int, concurrency: int) -
             assert ours.right
             samples.setdefault("llm_query_batched", []).append(ours.seconds)
             (flow,) = await batch(
-                BATCHED, [variables], language_model="language-model/benchmark", batch_concurrency=concurrency,
+                BATCHED, [variables], language_model="rlm-language-model/benchmark", batch_concurrency=concurrency,
                 max_llm_calls=None,
             )  # fmt: skip
             assert flow.right

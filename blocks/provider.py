@@ -210,7 +210,7 @@ class SandboxProvider(SandboxSettings, ABC):
                 raise ConfigurationError(
                     f"{name} cannot be set for one run, because it is a secret, decides where one is sent, applies to "
                     "all runs of a block, or is part of the provider's name (local:landlock): save a block with it, "
-                    f"and pass `provider` {self.provider_name}-sandbox/NAME"
+                    f"and pass `provider` {PROVIDERS[self.provider_name].slug}/NAME"
                 )
         try:
             checked = settings.model_validate({name: getattr(self, name) for name in settings.model_fields} | options)

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from .provider import SandboxProvider
     from .settings import SandboxSettings
 
+SLUG_PREFIX = "rlm-"  # of our block types; version 1.0 had none
+MACHINE_PROVIDERS = ("local", "container")  # Their sandboxes are on the machine of the process that opens them.
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderEntry:
@@ -30,8 +33,8 @@ class ProviderEntry:
 
     @property
     def slug(self) -> str:
-        """Return the slug of its block type on a Prefect server, such as `daytona-sandbox`."""
-        return f"{self.name}-sandbox"
+        """Return the slug of its block type on a Prefect server, such as `rlm-daytona-sandbox`."""
+        return f"{SLUG_PREFIX}{self.name}-sandbox"
 
     @property
     def block_name(self) -> str:
@@ -72,7 +75,7 @@ async def resolve_provider(provider: str | SandboxProvider, options: dict[str, A
     """Return a provider, with `options` overriding its settings.
 
     A name is that of a provider, maybe with a kind (`local:none`, `container:podman`), or of a saved block
-    (`daytona-sandbox/NAME`). Raises ConfigurationError for a missing provider or block, or an invalid option.
+    (`rlm-daytona-sandbox/NAME`). Raises ConfigurationError for a missing provider or block, or an invalid option.
     """
     if not isinstance(provider, str):
         return provider.with_options(options)
@@ -81,11 +84,12 @@ async def resolve_provider(provider: str | SandboxProvider, options: dict[str, A
         return unsaved
     from .saved_blocks import load_saved_block
 
-    slug = provider.partition("/")[0]
-    entries = {entry.slug: entry for entry in PROVIDERS.values()}
-    if slug not in entries:
-        raise ConfigurationError(f"unknown kind of block {slug!r} in {provider}: use one of {', '.join(entries)}")
-    saved = await load_saved_block(entries[slug].load_block(), provider)
+    name = find_provider_name(provider)
+    if name is None:
+        slug = provider.partition("/")[0]
+        slugs = ", ".join(entry.slug for entry in PROVIDERS.values())
+        raise ConfigurationError(f"unknown kind of block {slug!r} in {provider}: use one of {slugs}")
+    saved = await load_saved_block(PROVIDERS[name].load_block(), provider)
     return saved.with_options(options)
 
 
@@ -96,7 +100,7 @@ def find_provider_name(provider: object) -> str | None:
     slug, slash, _ = provider.partition("/")
     if slash:
         names = {entry.slug: entry.name for entry in PROVIDERS.values()}
-        return names.get(slug)
+        return names.get(SLUG_PREFIX + slug.removeprefix(SLUG_PREFIX))
     name, _, _ = provider.partition(":")
     return name if name in PROVIDERS else None
 
@@ -108,8 +112,9 @@ def name_provider(provider: SandboxProvider, options: dict[str, Any] | None) -> 
     settings that only a saved block may have.
     """
     name = getattr(provider, "_block_document_name", None)
+    slug = PROVIDERS[provider.provider_name].slug
     if name is not None:
-        return f"{provider.provider_name}-sandbox/{name}", options
+        return f"{slug}/{name}", options
     settings = {setting: getattr(provider, setting) for setting in sorted(provider.model_fields_set)}
     isolation = settings.pop("isolation", "auto")
     text = provider.provider_name if isolation == "auto" else f"{provider.provider_name}:{isolation}"
@@ -117,7 +122,7 @@ def name_provider(provider: SandboxProvider, options: dict[str, Any] | None) -> 
     if saved_only:
         raise ConfigurationError(
             f"this {type(provider).__name__} is not saved, and a flow run would show its {', '.join(saved_only)}: "
-            f'save it with .save("NAME") and pass it again, or pass provider="{provider.provider_name}-sandbox/NAME"'
+            f'save it with .save("NAME") and pass it again, or pass provider="{slug}/NAME"'
         )
     merged = {**settings, **(options or {})}
     return text, merged or None
@@ -133,7 +138,7 @@ def make_unsaved_provider(text: str, options: dict[str, Any] | None = None) -> S
         kinds = [f"{entry.name}:{kind}" for entry in PROVIDERS.values() for kind in entry.kinds]
         known = ", ".join([*PROVIDERS, *kinds])
         raise ConfigurationError(
-            f"unknown provider {text!r}: use one of {known}, or a saved block such as local-sandbox/NAME"
+            f"unknown provider {text!r}: use one of {known}, or a saved block such as rlm-local-sandbox/NAME"
         )
     settings: dict[str, Any] = {entry.kind_setting: kind} if colon else {}
     return entry.load_provider()(**settings).with_options(options)

@@ -297,8 +297,8 @@ def open_rlm(
 
     Args:
         language_model: The model: a `LanguageModel`, the name of a saved one, or a model in LiteLLM's naming.
-        provider: A provider's block, or its name, such as "local", "container", "local:none" or "daytona-sandbox/NAME".
-            Default: "local".
+        provider: A provider's block, or its name, such as "local", "container", "local:none" or
+            "rlm-daytona-sandbox/NAME". Default: "local".
         context: What the questions are about, the variable `context` of the model's code: a text, a list, a dict, or
             the `pathlib.Path` of a text file. A list of paths becomes a dict of names and texts. Default: none.
         context_volume_path: Path of a text on the provider's volume, instead of `context`. Default: none.

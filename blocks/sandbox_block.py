@@ -5,21 +5,13 @@ import contextvars
 from abc import ABC
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from prefect.blocks.abstract import JobBlock, JobRun
 
 from ..sandbox.result import Result
+from .own_block import OwnBlock, async_dispatch
 from .provider import SandboxProvider
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-if TYPE_CHECKING:
-    # Prefect's own type is a union that neither sync nor async code can use. Type checkers see the sync method here;
-    # async code that they check calls the async one by its name.
-    def async_dispatch(async_impl: Callable[..., Any]) -> Callable[[F], F]: ...
-else:
-    from prefect._internal.compatibility.async_dispatch import async_dispatch
 
 
 class SandboxRun(JobRun[Result]):
@@ -67,7 +59,7 @@ class SandboxRun(JobRun[Result]):
         return self._future.result()
 
 
-class SandboxBlock(SandboxProvider, JobBlock, ABC):
+class SandboxBlock(SandboxProvider, OwnBlock, JobBlock, ABC):
     """A sandbox provider as a Prefect block."""
 
     _block_schema_capabilities: ClassVar[list[str]] = ["open-sandbox"]  # type: ignore[misc]

@@ -19,7 +19,7 @@ def has_prefect_server() -> bool:
 
 
 async def load_saved_block(block: type[Block], text: str) -> Any:
-    """Load the block that `text` names, such as `daytona-sandbox/NAME`. Its class imports Prefect.
+    """Load the block that `text` names, such as `rlm-daytona-sandbox/NAME`. Its class imports Prefect.
 
     Raises ConfigurationError if the server has no such block or the block is not valid.
     """

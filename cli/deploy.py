@@ -79,7 +79,7 @@ def deploy_reap(
     """Create a deployment that removes unused sandboxes.
 
     Args:
-        provider: local, container, daytona, modal, or a saved block such as daytona-sandbox/NAME
+        provider: local, container, daytona, modal, or a saved block such as rlm-daytona-sandbox/NAME
     """
     entry = _build_entry(name, cron, timezone)
     return _deploy_flow("reap", [], {"provider": provider}, entry, work_pool)

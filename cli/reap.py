@@ -21,7 +21,7 @@ def reap(
     """Run the reap flow. Print a row for each sandbox that it removes, and the seconds of all of them.
 
     Args:
-        provider: local, container, daytona, modal, or a saved block such as daytona-sandbox/NAME
+        provider: local, container, daytona, modal, or a saved block such as rlm-daytona-sandbox/NAME
         older_than: Seconds of silence after which sandboxes of an unfinished flow run are removed, too; at least 360
         kept: Also remove the sandboxes that --keep-failed keeps, before their hour ends
         dry_run: Show what would be removed, and remove nothing

@@ -13,7 +13,7 @@ from ..sandbox.errors import ConfigurationError
 from .output import Json, count, print_json, print_table
 
 snapshot = App(name="snapshot")
-Provider = Annotated[str, Parameter(help="daytona, or a saved block such as daytona-sandbox/NAME", metavar="PROVIDER")]
+Provider = Annotated[str, Parameter(help="daytona, or a saved block: rlm-daytona-sandbox/NAME", metavar="PROVIDER")]
 COLUMNS = ["name", "GiB", "created (UTC)", "last used (UTC)", "expires (UTC)"]
 
 

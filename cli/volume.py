@@ -14,7 +14,7 @@ from ..sandbox.outcomes.text_escape import escape_text
 from .output import Flag, Json, confirm, count, print_json
 
 volume = App(name="volume")
-Provider = Annotated[str, Parameter(help="local, or a saved block such as local-sandbox/NAME", metavar="PROVIDER")]
+Provider = Annotated[str, Parameter(help="local, or a saved block such as rlm-local-sandbox/NAME", metavar="PROVIDER")]
 
 
 @volume.command(name="list")

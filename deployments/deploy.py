@@ -26,6 +26,7 @@ from prefect.utilities.callables import parameter_schema
 from prefect.workers.utilities import get_default_base_job_template_for_infrastructure_type
 
 from ..blocks import block_types
+from ..blocks.registry import MACHINE_PROVIDERS, find_provider_name
 from ..flows.prefect_server import check_server
 from ..flows.proxies import check_proxies
 from ..flows.sharding.work_pool import SHARD_DEPLOYMENT
@@ -200,7 +201,7 @@ async def deploy_own(flow: Any, entry: dict[str, Any], work_pool: str | None) ->
         )
     entry = {**entry, "tags": [TAG]}
     if flow.fn.__name__ != "reap":  # Two of its runs at the same time do no harm.
-        uses_machine = str(entry["parameters"].get("provider", "local")).startswith(("local", "container"))
+        uses_machine = find_provider_name(entry["parameters"].get("provider", "local")) in MACHINE_PROVIDERS
         if entry["schedules"]:
             entry["concurrency_limit"] = ONE_AT_ONCE
         elif uses_machine:

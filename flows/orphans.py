@@ -13,21 +13,20 @@ from typing import Any
 
 from prefect import Flow
 from prefect.client.orchestration import PrefectClient, get_client
-from prefect.client.schemas.actions import VariableCreate
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.events.filters import EventAnyResourceFilter, EventFilter, EventOccurredFilter
-from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound, PrefectHTTPStatusError
+from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.logging import get_logger
 from prefect.logging.loggers import flow_run_logger
 
 from ..blocks.provider import SandboxInfo, SandboxProvider
-from ..blocks.registry import resolve_provider
+from ..blocks.registry import MACHINE_PROVIDERS, find_provider_name, resolve_provider
 from ..sandbox.errors import RlmBatchError
 from ..sandbox.outcomes.server_message import describe_server_error
 from ..sandbox.process_identity import is_process_alive
+from ..tasks.capacity.limits import VARIABLE_NAME, read_server_variable
 
-VARIABLE_NAME = "rlm_batch_server"
 MIN_SILENCE_SECONDS = 360  # twice the interval at which flow runs send Prefect their heartbeats
 PAGE_SIZE = 200  # the most flow runs that the server returns
 MAX_CONCURRENT_REMOVALS = 8
@@ -246,17 +245,11 @@ async def get_server_id() -> str:
     """
     try:
         async with get_client() as client:
-            variable = await client.read_variable_by_name(VARIABLE_NAME)
-            if variable is None:
-                new_variable = VariableCreate(name=VARIABLE_NAME, value=uuid.uuid4().hex, tags=["rlm-batch"])
-                with suppress(ObjectAlreadyExists):  # Another process has created it meanwhile.
-                    await client.create_variable(new_variable)
-                variable = await client.read_variable_by_name(VARIABLE_NAME)
+            return (await read_server_variable(client))["id"]
     except PrefectHTTPStatusError as error:
         text = "the Prefect server refused the variable %s (%s): sandboxes of dead processes stay until they expire"
         get_logger("rlm_batch").warning(text, VARIABLE_NAME, describe_server_error(error))
         return ""
-    return variable.value if variable is not None and isinstance(variable.value, str) else ""
 
 
 _own_runs: set[str] = set()
@@ -297,7 +290,9 @@ async def remove_sandboxes(flow: Flow[Any, Any], flow_run: FlowRun, state: State
 
 
 def describe_removal(orphans: list[OrphanedSandbox], provider: str, verb: str) -> str:
-    """Return a sentence with the number of sandboxes and the sandbox seconds that they have cost."""
+    """Return a sentence with the number of sandboxes, their machine, and the sandbox seconds that they have cost."""
+    if find_provider_name(provider) in MACHINE_PROVIDERS:
+        provider = f"{provider} on {socket.gethostname()}"
     if not orphans:
         return f"no unused sandboxes of {provider}"
     seconds = sum(orphan.seconds for orphan in orphans)

@@ -159,7 +159,7 @@ Provider = Annotated[
     ProviderText,
     Field(
         min_length=1,
-        description="Where to run: local, container, daytona, modal, or a saved block (daytona-sandbox/NAME). "
+        description="Where to run: local, container, daytona, modal, or a saved block (rlm-daytona-sandbox/NAME). "
         "local:none runs code without isolation.",
     ),
 ]
@@ -336,7 +336,7 @@ class CodeParameters(CommonParameters):
         ModelText | None,
         Field(
             description="Model that code can ask, such as openai/gpt-4o-mini. It is a name in LiteLLM, or a saved "
-            "block (language-model/NAME)."
+            "block (rlm-language-model/NAME)."
         ),
     ] = None
 

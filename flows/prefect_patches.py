@@ -8,23 +8,25 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession, AsyncSessionTransaction
 
 
-def handle_sigterm(handler: Callable[[int, Any], None]) -> None:
-    """Let Prefect install this handler of SIGTERM for flow runs.
+def handle_sigterm(handler: Callable[..., None]) -> None:
+    """Let Prefect's handler of SIGTERM call this handler instead.
 
     The handler of Prefect 3.8 and 3.9 raises TerminationSignal at any point of the main thread, also while a sandbox is
     removed. A handler of our own instead of Prefect's would not do: then Prefect records a cancellation by its worker
-    as a crash.
+    as a crash. Besides, a run in another thread could not install one. So Prefect's function stays, with other code.
     """
-    from prefect.utilities import engine
+    from prefect.utilities.engine import _prefect_sigterm_handler as function
 
-    if hasattr(engine, "_prefect_sigterm_handler"):
-        engine._prefect_sigterm_handler = handler  # type: ignore[assignment]
+    def call_handler(number: int, *arguments: object, handler: Callable[..., None]) -> None:
+        handler(number, *arguments)
+
+    function.__code__, function.__kwdefaults__ = call_handler.__code__, {"handler": handler}
 
 
 @dataclass

@@ -15,7 +15,7 @@ from ..blocks.provider import SandboxProvider
 from ..blocks.registry import resolve_provider
 from ..sandbox.errors import RlmBatchError, SandboxesLeft
 from ..sandbox.outcomes.server_message import describe_server_error
-from ..tasks.capacity.limits import return_all_lost_slots
+from ..tasks.capacity.limits import return_lost_slots
 from .listener import FlowListener
 from .orphans import MIN_SILENCE_SECONDS, describe_removal, find_orphans, get_server_id, measure_silence, remove_orphans
 from .parameters import Provider
@@ -84,7 +84,7 @@ async def reap(
     if not dry_run:
         try:
             async with get_client() as client:
-                for limit in await return_all_lost_slots(client):
+                for limit in await return_lost_slots(client):
                     report(
                         f"the {limit.active_slots} slots in use of {limit.name} are free again, because a restart of "
                         "the Prefect server has lost who held them; runs that still use one take it again"

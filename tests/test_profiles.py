@@ -25,7 +25,7 @@ from .infra.programs import COMMAND, run_program
 def test_a_saved_model_is_loaded_from_the_server_of_a_profile(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PREFECT_API_URL")
     LanguageModel(model="openai/of-a-profile").save("of-a-profile", overwrite=True)
-    assert asyncio.run(resolve_language_model("language-model/of-a-profile")).model == "openai/of-a-profile"
+    assert asyncio.run(resolve_language_model("rlm-language-model/of-a-profile")).model == "openai/of-a-profile"
 
 
 def test_a_server_that_we_start_gets_the_settings_of_a_profile(monkeypatch: pytest.MonkeyPatch) -> None:

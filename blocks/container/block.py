@@ -26,8 +26,7 @@ class ContainerSandbox(ContainerProvider, SandboxBlock):
         ```
     """
 
-    _block_type_name: ClassVar[str] = "Container Sandbox"  # type: ignore[misc]
-    _block_type_slug: ClassVar[str] = "container-sandbox"  # type: ignore[misc]
+    _block_type_name: ClassVar[str] = "RLM Container Sandbox"  # type: ignore[misc]
     _description: ClassVar[str] = (  # type: ignore[misc]
         "Runs code in containers of Docker or Podman, one of which has to be installed on the worker's machine."
     )

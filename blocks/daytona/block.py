@@ -5,12 +5,13 @@ from typing import Any, ClassVar
 from prefect.blocks.abstract import CredentialsBlock
 from pydantic import Field, HttpUrl
 
+from ..own_block import OwnBlock
 from ..sandbox_block import SandboxBlock
 from .provider import DaytonaProvider
 from .settings import DaytonaAccountSettings
 
 
-class DaytonaCredentials(DaytonaAccountSettings, CredentialsBlock):
+class DaytonaCredentials(DaytonaAccountSettings, OwnBlock, CredentialsBlock):
     """An account of Daytona, which several sandbox blocks can share.
 
     Example:
@@ -25,8 +26,7 @@ class DaytonaCredentials(DaytonaAccountSettings, CredentialsBlock):
         ```
     """
 
-    _block_type_name: ClassVar[str] = "Daytona Credentials"  # type: ignore[misc]
-    _block_type_slug: ClassVar[str] = "daytona-credentials"  # type: ignore[misc]
+    _block_type_name: ClassVar[str] = "RLM Daytona Credentials"  # type: ignore[misc]
     _description: ClassVar[str] = (  # type: ignore[misc]
         "The API key of a Daytona account, for sandbox blocks. There is nothing to install beside rlm-batch."
     )
@@ -64,8 +64,7 @@ class DaytonaSandbox(DaytonaProvider, SandboxBlock):
         ```
     """
 
-    _block_type_name: ClassVar[str] = "Daytona Sandbox"  # type: ignore[misc]
-    _block_type_slug: ClassVar[str] = "daytona-sandbox"  # type: ignore[misc]
+    _block_type_name: ClassVar[str] = "RLM Daytona Sandbox"  # type: ignore[misc]
     _description: ClassVar[str] = (  # type: ignore[misc]
         "Runs code in Daytona's sandboxes, with an API key of an account. There is nothing to install beside rlm-batch."
     )

@@ -2,13 +2,13 @@
 
 from typing import ClassVar
 
-from prefect.blocks.core import Block
 from pydantic import HttpUrl
 
+from ..own_block import OwnBlock
 from .settings import LanguageModelSettings
 
 
-class LanguageModel(LanguageModelSettings, Block):
+class LanguageModel(LanguageModelSettings, OwnBlock):
     """A language model that answers the queries of sandboxed code: any model that LiteLLM serves, also a local one.
 
     Example:
@@ -18,12 +18,11 @@ class LanguageModel(LanguageModelSettings, Block):
 
         model = LanguageModel.load("BLOCK_NAME")  # to read its settings; a batch takes its name
         code = "SUBMIT(answer=llm_query('How many legs has a spider?'))"
-        print(batch.sync([code], language_model="language-model/BLOCK_NAME")[0].answer)
+        print(batch.sync([code], language_model="rlm-language-model/BLOCK_NAME")[0].answer)
         ```
     """
 
-    _block_type_name: ClassVar[str] = "Language Model"  # type: ignore[misc]
-    _block_type_slug: ClassVar[str] = "language-model"  # type: ignore[misc]
+    _block_type_name: ClassVar[str] = "RLM Language Model"  # type: ignore[misc]
     # The description is part of the schema. Saved blocks refer to the schema by its checksum, which a new text changes.
     _description: ClassVar[str] = "Answers the queries of sandboxed code, through LiteLLM."  # type: ignore[misc]
     _documentation_url: ClassVar[HttpUrl] = HttpUrl("https://docs.litellm.ai/docs/providers")  # type: ignore[misc]

@@ -125,7 +125,7 @@ class LiteLLMModel:
         if not has_key_or_address:
             raise ConfigurationError(
                 f"the model {self.name} needs a key: set {key_variables[0]}, or save a LanguageModel block with "
-                "an api_key and pass language-model/NAME"
+                "an api_key and pass rlm-language-model/NAME"
             )
 
     def _find_provider(self) -> str:

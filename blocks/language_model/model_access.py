@@ -19,11 +19,12 @@ from ...sandbox.queries.session import (
     estimate_for_budget,
     run_untracked,
 )
+from ..registry import SLUG_PREFIX
 from .settings import LanguageModelSettings
 
 NamedModels = Mapping[str, LanguageModelSettings | str] | Sequence[str]
 
-SLUG = "language-model"
+SLUG = "rlm-language-model"
 # Names of the options that `open_model_access` takes.
 LIMITS = (
     *("sub_model", "models", "batch_concurrency", "max_depth", "max_llm_calls", "max_llm_tokens"),
@@ -163,7 +164,7 @@ def name_model(model: LanguageModelSettings) -> str:
 
 def is_saved_model(text: str) -> bool:
     """Return True if a flow's parameter names a block on the Prefect server and not a model."""
-    return text.partition("/")[0] == SLUG
+    return text.partition("/")[0] in (SLUG, SLUG.removeprefix(SLUG_PREFIX))
 
 
 async def resolve_language_model(source: LanguageModelSettings | str) -> LanguageModelSettings:

@@ -27,8 +27,7 @@ class LocalSandbox(LocalProvider, SandboxBlock):
         ```
     """
 
-    _block_type_name: ClassVar[str] = "Local Sandbox"  # type: ignore[misc]
-    _block_type_slug: ClassVar[str] = "local-sandbox"  # type: ignore[misc]
+    _block_type_name: ClassVar[str] = "RLM Local Sandbox"  # type: ignore[misc]
     _description: ClassVar[str] = (  # type: ignore[misc]
         "Runs code in isolated processes on the worker's machine, which has Linux, with no account. Debian's package "
         "bubblewrap isolates more, and is used where it is installed."

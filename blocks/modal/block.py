@@ -5,12 +5,13 @@ from typing import Any, ClassVar
 from prefect.blocks.abstract import CredentialsBlock
 from pydantic import Field, HttpUrl
 
+from ..own_block import OwnBlock
 from ..sandbox_block import SandboxBlock
 from .provider import ModalProvider
 from .settings import ModalAccountSettings
 
 
-class ModalCredentials(ModalAccountSettings, CredentialsBlock):
+class ModalCredentials(ModalAccountSettings, OwnBlock, CredentialsBlock):
     """An account of Modal, which several sandbox blocks can share.
 
     Example:
@@ -25,8 +26,7 @@ class ModalCredentials(ModalAccountSettings, CredentialsBlock):
         ```
     """
 
-    _block_type_name: ClassVar[str] = "Modal Credentials"  # type: ignore[misc]
-    _block_type_slug: ClassVar[str] = "modal-credentials"  # type: ignore[misc]
+    _block_type_name: ClassVar[str] = "RLM Modal Credentials"  # type: ignore[misc]
     _description: ClassVar[str] = (  # type: ignore[misc]
         "The token of a Modal account, for sandbox blocks. There is nothing to install beside rlm-batch."
     )
@@ -67,8 +67,7 @@ class ModalSandbox(ModalProvider, SandboxBlock):
         ```
     """
 
-    _block_type_name: ClassVar[str] = "Modal Sandbox"  # type: ignore[misc]
-    _block_type_slug: ClassVar[str] = "modal-sandbox"  # type: ignore[misc]
+    _block_type_name: ClassVar[str] = "RLM Modal Sandbox"  # type: ignore[misc]
     _description: ClassVar[str] = (  # type: ignore[misc]
         "Runs code in sandboxes of Modal, with a token of an account. There is nothing to install beside rlm-batch."
     )

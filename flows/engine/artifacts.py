@@ -72,14 +72,16 @@ class ArtifactPublisher:
                 await self._publish(self._publish_progress)  # After a failure the next update tries again.
 
     async def _read_key(self) -> str:
-        """Return the key of the artifacts. All runs of a deployment share it, so Prefect shows them as versions."""
+        """Return the key of the artifacts. All runs of a deployment share one, so Prefect shows them as versions."""
         name = self._record.flow
         context = FlowRunContext.get()
         run = None if context is None else context.flow_run
         if run is not None and run.deployment_id is not None:
             async with get_client() as client:
-                deployment = (await client.read_deployment(run.deployment_id)).name
-            name = deployment if deployment.startswith(name) else f"{name}-{deployment}"
+                deployment = await client.read_deployment(run.deployment_id)
+            name = f"{name}-{deployment.name}"
+            if not re.fullmatch("[a-z0-9-]*[a-z0-9]", name):  # Another name may be the same without its other letters.
+                name = f"{name}-{deployment.id}"
         # Prefect allows only small letters, digits and dashes in keys.
         return re.sub("[^a-z0-9-]+", "-", name.lower()).strip("-") or "run"
 

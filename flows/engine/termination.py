@@ -43,6 +43,7 @@ def cancel_at_termination() -> Iterator[None]:
     assert task is not None
     run = _Run(asyncio.get_running_loop(), task)
     _runs.append(run)
+    handle_sigterm(_handle_sigterm)  # Without runs it does what Prefect's handler does.
     try:
         yield
     except asyncio.CancelledError:
@@ -86,6 +87,3 @@ def _handle_sigterm(number: int, _frame: object) -> None:
         raise TerminationSignal(signal=number)
     for run in runs:
         run.loop.call_soon_threadsafe(run.terminate)
-
-
-handle_sigterm(_handle_sigterm)

@@ -110,7 +110,7 @@ Model = Annotated[
     ModelText,
     Field(
         description="Model to ask, such as openai/gpt-4o-mini. It is a name in LiteLLM, or a saved block "
-        "(language-model/NAME)."
+        "(rlm-language-model/NAME)."
     ),
 ]
 Context = Annotated[

@@ -7,9 +7,9 @@ Prefect's contexts `concurrency` and `rate_limit` are not used. Their wait logs 
 keeps a process from ending until a slot is free, and each held slot takes another thread and client.
 
 Prefect counts a limit's slots in its database, and keeps the leases elsewhere: by default in memory. A server that
-restarts forgets the leases, and nothing frees their slots. So each of our limits has one more lease, the proof, which
-takes no slot. A Prefect Variable, named after the limit's id, stores the id of the proof. If the server no longer has
-the proof, it has lost the limit's other leases too. Then rlm-batch sets the count to 0, and living runs take new slots.
+restarts forgets the leases, and nothing frees their slots. So rlm-batch has one more lease, the proof, which takes no
+slot. A Prefect Variable stores its id. If the server no longer has the proof, it has lost the other leases too. Then
+rlm-batch sets the counts of its limits to 0, and living runs take new slots.
 """
 
 import threading
@@ -22,7 +22,7 @@ from uuid import UUID, uuid4
 import httpx
 from prefect.blocks.core import Block
 from prefect.client.orchestration import PrefectClient, get_client
-from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate, VariableCreate
+from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate, VariableCreate, VariableUpdate
 from prefect.client.schemas.objects import ConcurrencyLeaseHolder
 from prefect.client.schemas.responses import GlobalConcurrencyLimitResponse
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
@@ -37,7 +37,7 @@ CREATIONS, WAITING = ".creations", ".waiting"  # the ends of the names of a prov
 MAX_WAITING_RUNS = 10_000  # flow runs that may wait for one limit; too many to matter
 PROOF_SECONDS = 86_400.0  # the longest lease that Prefect grants
 PROOF_NAME = "rlm-batch.proof"  # No limit has this name, so a lease of it takes no slot.
-VARIABLE_PREFIX = "rlm_batch_proof_"
+VARIABLE_NAME = "rlm_batch_server"
 
 
 def get_limit_name(provider: SandboxProvider) -> str | None:
@@ -45,7 +45,7 @@ def get_limit_name(provider: SandboxProvider) -> str | None:
     if provider.limit_name is not None or not isinstance(provider, Block):
         return provider.limit_name
     block_name = provider._block_document_name  # pyright: ignore[reportPrivateUsage] - Prefect has no public one
-    return None if block_name is None else f"rlm-batch.{provider.get_block_type_slug()}.{block_name}"
+    return None if block_name is None else f"rlm-batch.{provider.provider_name}-sandbox.{block_name}"
 
 
 def build_limit_settings(provider: SandboxProvider) -> dict[str, dict[str, Any]]:
@@ -78,8 +78,7 @@ class ServerLimits:
                 await self._client.upsert_global_concurrency_limit_by_name(name, **values)
             except (ObjectAlreadyExists, ObjectNotFound):  # Another process created or repaired it at the same time.
                 await self._client.upsert_global_concurrency_limit_by_name(name, **values)
-            if "slot_decay_per_second" not in values:
-                await return_lost_slots(self._client, name)
+        await return_lost_slots(self._client)
 
     async def acquire_slot(self, name: str) -> UUID | None:
         """Return the lease of a new slot; None if all slots are in use."""
@@ -96,7 +95,7 @@ class ServerLimits:
         if lease is not None:
             if await _renew_lease(self._client, lease, LEASE_SECONDS):
                 return lease
-            await return_lost_slots(self._client, name)
+            await return_lost_slots(self._client)
         return await self.acquire_slot(name)
 
     async def count_slots_in_use(self, name: str) -> int:
@@ -193,47 +192,49 @@ async def open_limits(provider: SandboxProvider, run_id: str) -> AsyncIterator[L
         yield limits
 
 
-async def return_lost_slots(client: PrefectClient, name: str) -> GlobalConcurrencyLimitResponse | None:
-    """Free a limit's slots if the server has lost the limit's proof, and renew or create the proof.
+async def read_server_variable(client: PrefectClient) -> dict[str, Any]:
+    """Return the value of our Variable: the server's `id`, and the id of the `proof` if there is one.
 
-    `name` is the limit's name or id. Returns the limit as it was before, if its slots were freed. Raises
-    httpx.HTTPError if the server does not answer.
+    A missing Variable is created. Raises httpx.HTTPError if the server does not answer or refuses Variables.
     """
-    # One of these errors means that the limit was deleted, that another process creates the proof at the same time, or
-    # that the server refuses Variables.
-    with suppress(ObjectNotFound, ObjectAlreadyExists, httpx.HTTPStatusError):
-        limit = await client.read_global_concurrency_limit_by_name(name)
-        variable_name = VARIABLE_PREFIX + limit.id.hex
-        proof = await client.read_variable_by_name(variable_name)
-        if proof is None:
-            await _create_proof(client, variable_name)
-        elif not await _renew_lease(client, UUID(str(proof.value)), PROOF_SECONDS):
-            await client.update_global_concurrency_limit(limit.name, GlobalConcurrencyLimitUpdate(active_slots=0))
-            await client.delete_variable_by_name(variable_name)
-            await _create_proof(client, variable_name)
-            return limit
-    return None
+    variable = await client.read_variable_by_name(VARIABLE_NAME)
+    if variable is None:
+        variable = VariableCreate(name=VARIABLE_NAME, value={"id": uuid4().hex}, tags=["rlm-batch"])
+        try:
+            await client.create_variable(variable)
+        except ObjectAlreadyExists:  # Another process has created it meanwhile.
+            return await read_server_variable(client)
+    value = variable.value
+    return value if isinstance(value, dict) else {"id": str(value)}  # Version 1.0 wrote only the id.
 
 
-async def _create_proof(client: PrefectClient, variable_name: str) -> None:
-    answer = await client.increment_concurrency_slots_with_lease([PROOF_NAME], 1, "concurrency", PROOF_SECONDS)
-    lease = answer.json()["lease_id"]
-    await client.create_variable(VariableCreate(name=variable_name, value=lease, tags=["rlm-batch"]))
+async def return_lost_slots(client: PrefectClient) -> list[GlobalConcurrencyLimitResponse]:
+    """Free the slots of our limits if the server has lost the proof, and renew or create the proof.
 
-
-async def return_all_lost_slots(client: PrefectClient) -> list[GlobalConcurrencyLimitResponse]:
-    """Give back the lost slots of all limits that have a proof. Return these limits, as they were before.
-
-    Raises httpx.HTTPError if the server does not answer.
+    Returns the limits with freed slots, as they were before. Raises httpx.HTTPError if the server does not answer.
     """
-    only_proofs = {"name": {"like_": f"{VARIABLE_PREFIX}%"}}
-    answer = await client.request("POST", "/variables/filter", json={"variables": only_proofs, "limit": 200})
     freed: list[GlobalConcurrencyLimitResponse] = []
-    for variable in answer.json():
-        limit = await return_lost_slots(client, variable["name"].removeprefix(VARIABLE_PREFIX))
-        if limit is not None and limit.active_slots:
-            freed.append(limit)
-    return freed
+    # The server refuses Variables, or a limit was deleted meanwhile.
+    with suppress(httpx.HTTPStatusError, ObjectNotFound):
+        value = await read_server_variable(client)
+        if "proof" in value:
+            if await _renew_lease(client, UUID(value["proof"]), PROOF_SECONDS):
+                return []
+            for limit in await _list_own_limits(client):
+                await client.update_global_concurrency_limit(limit.name, GlobalConcurrencyLimitUpdate(active_slots=0))
+                freed.append(limit)
+        answer = await client.increment_concurrency_slots_with_lease([PROOF_NAME], 1, "concurrency", PROOF_SECONDS)
+        value = {**value, "proof": answer.json()["lease_id"]}
+        await client.update_variable(VariableUpdate(name=VARIABLE_NAME, value=value))
+    return [limit for limit in freed if limit.active_slots]
+
+
+async def _list_own_limits(client: PrefectClient) -> list[GlobalConcurrencyLimitResponse]:
+    """Return the server's limits on sandboxes and on waiting runs. Each of the former has one of the latter."""
+    limits = await client.read_global_concurrency_limits(limit=200)  # the most that a server returns
+    names = {limit.name for limit in limits}
+    own_names = {name for name in names if name + WAITING in names}
+    return [limit for limit in limits if limit.name.removesuffix(WAITING) in own_names]
 
 
 async def _renew_lease(client: PrefectClient, lease: UUID, seconds: float) -> bool:

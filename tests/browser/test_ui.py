@@ -109,16 +109,16 @@ class TestAgainstAWorker:
     def test_the_ui_shows_deployments_and_block_forms(self, ui: str, served: Path, page: Chromium) -> None:
         page.goto(f"{ui}/deployments")
         page.see("local", "rlm-sweep")
-        page.goto(f"{ui}/blocks/catalog/language-model/create")
+        page.goto(f"{ui}/blocks/catalog/rlm-language-model/create")
         page.see("Sub-model", "US dollars per token of a prompt", "It stays on the host.")
         name = {"Block Name": "from-the-form"}
         fields = {**name, "Model": "openai/gpt-4o-mini", "API key": "sk-that-nobody-sees"}
-        form = f"{ui}/blocks/catalog/language-model/create"
+        form = f"{ui}/blocks/catalog/rlm-language-model/create"
         submit(page, form, fields, "Create", lambda: 'LanguageModel.load("from-the-form")' in page.text())
         assert "sk-that" not in page.text()
-        page.goto(f"{ui}/blocks/catalog/local-sandbox/create")
+        page.goto(f"{ui}/blocks/catalog/rlm-local-sandbox/create")
         page.see("Isolation", "MiB of memory of each process")
-        form = f"{ui}/blocks/catalog/local-sandbox/create"
+        form = f"{ui}/blocks/catalog/rlm-local-sandbox/create"
         submit(page, form, name, "Create", lambda: 'LocalSandbox.load("from-the-form")' in page.text())
         model: Any = LanguageModel.load("from-the-form")
         assert model.api_key.get_secret_value() == "sk-that-nobody-sees"

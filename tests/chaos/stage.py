@@ -97,7 +97,7 @@ class Stage:
         block = provider.block()
         block.save(name)
         self._block = f"{block.get_block_type_slug()}/{name}"
-        self._limit = f"rlm-batch.{block.get_block_type_slug()}.{name}"
+        self._limit = f"rlm-batch.{block.provider_name}-sandbox.{name}"
 
     def batch(self, size: int, dice: random.Random, block: str | None = None) -> Batch:
         """Return a new batch, by default on the saved block."""

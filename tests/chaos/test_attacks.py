@@ -52,7 +52,7 @@ def test_attacks_harm_no_other_execution_and_leave_nothing(
         parameters = {
             "code": CODE,
             "inputs": inputs,
-            "provider": f"local-sandbox/{name}",
+            "provider": f"rlm-local-sandbox/{name}",
             "timeout": TIMEOUT,
             "results_path": str(ledger.path),
             "on_failure": "return",

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import socket
 import subprocess
 import tempfile
 import time
@@ -32,10 +33,11 @@ def test_reap_lists_then_deletes_sandboxes_and_reports_the_cost(run: Run) -> Non
         ["sandbox", "host", "why"],
         [left.name, "its", "host", "has", "died"],
     ]
-    assert "1 sandbox of local would be removed, after 0 sandbox seconds (of 1 it is not known)" in would.stdout
+    here = f"local on {socket.gethostname()}"
+    assert f"1 sandbox of {here} would be removed, after 0 sandbox seconds (of 1 it is not known)" in would.stdout
     assert left.exists()
     done = run("reap", "--json")
-    assert "1 sandbox of local removed" in done.stderr
+    assert f"1 sandbox of {here} removed" in done.stderr
     (line,) = [json.loads(text) for text in done.stdout.splitlines()]
     assert (line["sandbox"], line["reason"]) == (left.name, "its host has died")
     assert not left.exists()
@@ -70,10 +72,10 @@ def test_reap_deletes_sandboxes_of_a_process_killed_on_the_same_machine(
             process.kill()
     other = run_program(elsewhere, env=environment(tmp_path))
     assert other.returncode == 0, other.stderr
-    assert f"no unused sandboxes of {provider}" in other.stdout
+    assert f"no unused sandboxes of {provider} on {socket.gethostname()}" in other.stdout
     assert "`--older-than SECONDS` removes those of silent runs" in other.stderr
     assert len(list_sandboxes()) == 2
     done = run(*reap)
-    assert f"2 sandboxes of {provider} removed" in done.stdout
+    assert f"2 sandboxes of {provider} on {socket.gethostname()} removed" in done.stdout
     assert done.stdout.count("its process has ended") == 2
     assert list_sandboxes() == []

@@ -210,7 +210,7 @@ async def test_the_workers_keys_go_only_where_its_file_says(
 
     async def save_model(name: str, **fields: Any) -> str:
         await LanguageModel(**fields, retries=0).save(f"{name}-{suffix}")  # type: ignore[misc]
-        return f"language-model/{name}-{suffix}"
+        return f"rlm-language-model/{name}-{suffix}"
 
     gpt, claude = "openai/gpt-4o-mini", "anthropic/claude-sonnet-4-5"
     blocks: dict[str, dict[str, Any]] = {
@@ -232,7 +232,7 @@ async def test_the_workers_keys_go_only_where_its_file_says(
         for name, fields in blocks.items()
     }
     await DaytonaSandbox(api_url=thief.url).save(f"thief-{suffix}")  # type: ignore[misc]
-    runs["daytona"] = await Deployed.made(WORK_POOL, code=["SUBMIT()"], provider=f"daytona-sandbox/thief-{suffix}")
+    runs["daytona"] = await Deployed.made(WORK_POOL, code=["SUBMIT()"], provider=f"rlm-daytona-sandbox/thief-{suffix}")
     states = await end_all(runs)
     for name, state in states.items():
         is_refused = "this worker does not send its key for" in state or "may not use the model's option" in state

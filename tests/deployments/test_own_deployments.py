@@ -118,7 +118,7 @@ def test_every_flow_can_be_deployed_with_its_code(command: Callable[..., Answer]
             {"code": steps[0], "reduce": steps[1], "prepare": steps[1], "data": str(Path("in.jsonl").absolute())},
         ),
         "sequence": (("step1.py", "step2.py"), {"steps": steps}),
-        "rlm": (("Which?", "--language-model", "language-model/x"), {"query": "Which?"}),
+        "rlm": (("Which?", "--language-model", "rlm-language-model/x"), {"query": "Which?"}),
         "reap": (("--provider", "container"), {"provider": "container"}),
     }
     for flow, (words, expected) in cases.items():

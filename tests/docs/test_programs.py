@@ -48,6 +48,8 @@ FILES = {
     "model.py": "SUBMIT(loss=1 / units, size=units)",
     "score.py": "SUBMIT(score=n / 1000)",
     "rows.csv": "n\n1\n2\n",
+    "in.csv": "lr\n0.1\n",
+    "s.jsonl": '{"n": 1}\n{"n": 2}\n',
     "space.json": '[{"units": {"low": 1, "high": 9}}, {"units": [16, 32]}]',
     "prepare.py": "import random",
     "inputs.jsonl": '{"x": 1}\n{"x": 2}\n',

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
+from prefect.client.orchestration import get_client
 from prefect.events.schemas.automations import AutomationCore
 from prefect.events.worker import EventsWorker
 
@@ -22,6 +23,7 @@ from ..infra.programs import run_program
 from ..infra.waiting import wait_until
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+NAMES = ["a sweep failed", "a sweep found a better trial"]
 
 
 @pytest.fixture
@@ -53,7 +55,20 @@ def wait_for_message(posted: list[Any], word: str) -> Any:
 def test_prefect_accepts_the_automations_of_the_example() -> None:
     text = (EXAMPLES / "automations.yaml").read_text().replace("WEBHOOK_BLOCK_ID", str(uuid.uuid4()))
     made = [AutomationCore.model_validate(automation) for automation in yaml.safe_load(text)["automations"]]
-    assert [automation.name for automation in made] == ["a sweep failed", "a sweep found a better trial"]
+    assert [automation.name for automation in made] == NAMES
+
+
+def notify(address: str) -> list[str]:
+    """Run the example, and return the names of its automations on the server."""
+    made = run_program([sys.executable, str(EXAMPLES / "notify.py"), address], env=os.environ)
+    assert made.returncode == 0, made.stdout + made.stderr
+    with get_client(sync_client=True) as client:
+        return sorted(automation.name for automation in client.read_automations() if automation.name in NAMES)
+
+
+@pytest.mark.usefixtures("server")
+def test_the_example_run_twice_makes_each_automation_once() -> None:
+    assert [notify(f"http://127.0.0.1:9/{number}") for number in range(2)] == [NAMES, NAMES]
 
 
 @pytest.mark.full
@@ -63,9 +78,7 @@ def test_the_messages_of_the_example_arrive(
     monkeypatch.setenv("RLM_BATCH_RESULTS", str(tmp_path))
     monkeypatch.syspath_prepend(str(EXAMPLES))
     address, posted = webhook
-    made = run_program([sys.executable, str(EXAMPLES / "notify.py"), address], env=os.environ)
-    assert made.returncode == 0, made.stdout + made.stderr
-    assert "Created 2 automation(s)" in made.stdout
+    assert notify(address) == NAMES
 
     with pytest.raises(ExecutionsFailed):
         asyncio.run(sweep("raise ValueError('what is \"this\"')", {"x": [1]}))

@@ -110,7 +110,7 @@ async def test_parameters_too_long_for_prefect_are_stored_in_files(results):
         ({"code": "1", "inputs": "nosuch.xlsx"}, "is not JSON lines"),
         ({"code": "1", "provider": "nosuch"}, "unknown provider"),
         ({"code": "1", "provider": "local:nosuch"}, "unknown provider 'local:nosuch'"),
-        ({"code": "1", "provider": "local-sandbox/nosuch"}, "no block local-sandbox/nosuch"),
+        ({"code": "1", "provider": "rlm-local-sandbox/nosuch"}, "no block rlm-local-sandbox/nosuch"),
         ({"code": "1", "results_path": "/proc/nosuch"}, "results_path"),
         ({"code": "1", "max_workers": 0}, "max_workers"),
     ],
@@ -244,8 +244,8 @@ async def test_a_run_cannot_change_the_address_that_gets_secrets():
     await with_token.save("with-token", overwrite=True)  # type: ignore[misc]
     await DaytonaSandbox(api_key=secret).save("with-key", overwrite=True)  # type: ignore[misc]
     for provider, options in (
-        ("local-sandbox/with-token", {"repo_url": "http://127.0.0.1:9/r.git"}),
-        ("daytona-sandbox/with-key", {"api_url": "http://127.0.0.1:9/api"}),
+        ("rlm-local-sandbox/with-token", {"repo_url": "http://127.0.0.1:9/r.git"}),
+        ("rlm-daytona-sandbox/with-key", {"api_url": "http://127.0.0.1:9/api"}),
         ("daytona", {"api_url": "http://127.0.0.1:9/api"}),
     ):
         with pytest.raises(ConfigurationError, match="cannot be set for one run"):

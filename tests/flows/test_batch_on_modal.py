@@ -34,7 +34,7 @@ async def block(modal_standin: Any) -> str:
     hello = modal_standin.hello
     saved = ModalSandbox(token_id=hello["token_id"], token_secret=hello["token_secret"], volume_name=name)
     await saved.save(name)  # type: ignore[misc]
-    return f"modal-sandbox/{name}"
+    return f"rlm-modal-sandbox/{name}"
 
 
 @pytest.mark.full

@@ -33,7 +33,7 @@ async def test_a_run_sets_environment_variables_beside_those_of_the_block() -> N
     name = f"env-{uuid.uuid4().hex[:8]}"
     await LocalSandbox(environment={"STAGE": "saved", "TOKEN_OF_TEST": "abc"}).save(name)  # type: ignore[arg-type]
     for options, expected in (({}, "saved"), ({"environment": {"STAGE": "run"}}, "run")):
-        (result,) = await batch([CODE], provider=f"local-sandbox/{name}", provider_options=options)
+        (result,) = await batch([CODE], provider=f"rlm-local-sandbox/{name}", provider_options=options)
         assert (result.stage, result.size) == (expected, 3)
 
 

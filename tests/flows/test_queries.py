@@ -61,7 +61,7 @@ async def save_model(chat: ChatServer, **settings: Any) -> str:
     settings = {"model": NAME, "api_key": KEY, "api_base": chat.url, **settings}
     block = LanguageModel(**settings)
     await block.save("chat", overwrite=True)  # type: ignore[misc]
-    return "language-model/chat"
+    return "rlm-language-model/chat"
 
 
 async def test_exactly_ten_calls_reach_the_model_and_their_usage_is_counted(chat, caplog):
@@ -110,7 +110,7 @@ async def test_limits_hold_for_the_whole_flow_run(chat, limits, counts, message)
             {"language_model": "openai/no-such-model", "max_cost": 1.0},
             "the price of the model openai/no-such-model is unknown",
         ),
-        ({"language_model": "language-model/nosuch"}, "no block language-model/nosuch"),
+        ({"language_model": "rlm-language-model/nosuch"}, "no block rlm-language-model/nosuch"),
     ],
 )
 async def test_a_model_with_an_unknown_price_or_name_is_refused(parameters, message, results):

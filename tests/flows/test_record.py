@@ -79,7 +79,7 @@ async def test_credentials_are_in_no_request_and_no_export(chat: ChatServer, tmp
         ("Turns left: 19.", "SUBMIT('done')"),
         ("", "import os\nx = llm_query('token ' + os.environ['SERVICE_TOKEN'])"),
     )
-    answer = await rlm("q", "language-model/keyed", provider="local-sandbox/secret", record="full")
+    answer = await rlm("q", "rlm-language-model/keyed", provider="rlm-local-sandbox/secret", record="full")
     assert TOKEN in chat.requests[1].text  # The model was sent what the code asked.
     conversations = export(answer, tmp_path / "messages.jsonl")
     assert conversations[1]["messages"] == [
@@ -116,7 +116,7 @@ async def test_log_probabilities_are_kept_unless_they_spell_a_credential(chat: C
         Reply(f"{KEY} it is", logprobs=True) if "the key" in request.text else Reply("two words", logprobs=True)
     )
     (result,) = await batch(
-        ["SUBMIT(a=llm_query_batched(['a', 'the key']))"], language_model="language-model/probable", record="full"
+        ["SUBMIT(a=llm_query_batched(['a', 'the key']))"], language_model="rlm-language-model/probable", record="full"
     )
     assert chat.requests[0].body["logprobs"] is True
     assert result.a == ["two words", "[...] it is"]

@@ -76,7 +76,7 @@ async def test_a_question_about_a_text_returns_answer_trajectory_and_query_tree(
 async def test_a_context_on_the_volume_is_read_from_there(chat, tmp_path, monkeypatch):
     monkeypatch.setenv("RLM_BATCH_VOLUMES", str(tmp_path))
     await LocalSandbox(volume_name="texts").save("with-texts", overwrite=True)  # type: ignore[misc]
-    provider = "local-sandbox/with-texts"
+    provider = "rlm-local-sandbox/with-texts"
     await batch(["save_to_volume('deep/long.txt', 'é' * 50_000)"], provider=provider)
     chat.script = make_script(("", "SUBMIT(answer=str(len(context)))"))
     answer = await rlm("how long", NAME, context_volume_path="deep/long.txt", provider=provider)

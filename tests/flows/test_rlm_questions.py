@@ -208,7 +208,7 @@ async def test_models_may_be_objects_saved_blocks_and_names(chat, monkeypatch):
     block = LanguageModel(model=NAME, api_base=chat.url, api_key="sk-secret")  # type: ignore[arg-type]
     saved = LanguageModel(model="openai/other", api_base=chat.url, api_key="sk-secret", temperature=0.5)  # type: ignore[arg-type]
     await saved.save("other-model", overwrite=True)  # type: ignore[misc]
-    for sub_model in (None, "openai/small", saved, "language-model/other-model"):
+    for sub_model in (None, "openai/small", saved, "rlm-language-model/other-model"):
         assert (await rlm("q", block, sub_model=sub_model)).answer == "x"
     models = [request.model for request in chat.requests]
     assert models == ["gpt-4o-mini"] * 3 + ["small", "gpt-4o-mini", "other", "gpt-4o-mini", "other"]

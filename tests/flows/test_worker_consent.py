@@ -160,7 +160,7 @@ async def test_a_served_user_flow_can_call_ours_and_needs_consent(tmp_path: Path
 @pytest.mark.usefixtures("as_worker")
 async def test_saved_blocks_and_interpreters_cannot_disable_a_deployments_isolation() -> None:
     await LocalSandbox(isolation="none").save("consent-none", overwrite=True)  # type: ignore[misc]
-    block = await resolve_provider("local-sandbox/consent-none")
+    block = await resolve_provider("rlm-local-sandbox/consent-none")
     with pytest.raises(ConfigurationError, match="allow_no_isolation = true"):
         await block.open(block.labels(""))
     with (

@@ -22,18 +22,22 @@ class Deployed:
 
     @classmethod
     async def made(
-        cls, pool: str | None = None, job_variables: dict[str, Any] | None = None, **parameters: Any
+        cls,
+        pool: str | None = None,
+        job_variables: dict[str, Any] | None = None,
+        deployment: str | None = None,
+        **parameters: Any,
     ) -> "Deployed":
-        """Create a scheduled run with these parameters, for workers of the pool if one is named."""
+        """Create a deployment and a scheduled run with these parameters, for workers of the pool if one is named."""
         async with get_client() as client:
-            deployment = await client.create_deployment(
+            deployment_id = await client.create_deployment(
                 await client.create_flow_from_name("rlm-batch"),
-                uuid.uuid4().hex,
+                deployment or uuid.uuid4().hex,
                 entrypoint="rlm_batch.flows.batch.batch",
                 work_pool_name=pool,
             )
             run = await client.create_flow_run_from_deployment(
-                deployment, parameters=parameters, job_variables=job_variables
+                deployment_id, parameters=parameters, job_variables=job_variables
             )
             return cls(run)
 

@@ -156,7 +156,7 @@ async def test_executions_and_checks_have_different_sandboxes_also_if_both_are_k
 async def test_a_limit_of_one_sandbox_serves_executions_and_checks_in_turn(reuse):
     await LocalSandbox(isolation="none", max_sandboxes=1).save("one-for-checks", overwrite=True)  # type: ignore[misc]
     results = await batch(
-        SQUARE, inputs(4), check=IS_SQUARE, provider="local-sandbox/one-for-checks", reuse_sandboxes=reuse
+        SQUARE, inputs(4), check=IS_SQUARE, provider="rlm-local-sandbox/one-for-checks", reuse_sandboxes=reuse
     )
     assert [result.passed for result in results] == [True, True, False, False]
 

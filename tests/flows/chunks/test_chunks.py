@@ -49,11 +49,11 @@ async def remote(request: pytest.FixtureRequest) -> str:
     if request.param == "daytona":
         request.getfixturevalue("daytona")
         await DaytonaSandbox(image="python:3.12").save("remote", overwrite=True)  # type: ignore[misc]
-        return "daytona-sandbox/remote"
+        return "rlm-daytona-sandbox/remote"
     hello = request.getfixturevalue("modal_standin").hello
     block = ModalSandbox(token_id=hello["token_id"], token_secret=hello["token_secret"])
     await block.save("remote", overwrite=True)  # type: ignore[misc]
-    return "modal-sandbox/remote"
+    return "rlm-modal-sandbox/remote"
 
 
 @pytest.mark.full

@@ -30,7 +30,6 @@ from rlm_batch import DaytonaSandbox, LocalSandbox, ModalSandbox, SandboxesLeft,
 from rlm_batch.blocks.local.inventory import CREATION_GRACE_SECONDS
 from rlm_batch.blocks.modal.account import open_account
 from rlm_batch.blocks.provider import SandboxProvider
-from rlm_batch.flows import orphans
 from rlm_batch.flows.listener import FlowListener
 from rlm_batch.flows.orphans import (
     OrphanedSandbox,
@@ -41,6 +40,7 @@ from rlm_batch.flows.orphans import (
 )
 from rlm_batch.flows.reap import MIN_SILENCE_SECONDS
 from rlm_batch.sandbox.process_identity import read_own_identity
+from rlm_batch.tasks.capacity import limits
 
 from ...infra.deployed import Deployed
 from ...infra.listening import run_with_listener
@@ -91,7 +91,7 @@ async def make_provider(name: str, request: pytest.FixtureRequest) -> tuple[str,
     hello = request.getfixturevalue("modal_standin").hello
     block = ModalSandbox(token_id=hello["token_id"], token_secret=hello["token_secret"])
     await block.save("reaped", overwrite=True)  # type: ignore[misc]
-    return "modal-sandbox/reaped", block
+    return "rlm-modal-sandbox/reaped", block
 
 
 @pytest.fixture(params=["local", *CLOUDS])
@@ -232,7 +232,7 @@ async def test_the_hook_deletes_by_parameters_and_spares_the_same_process(
             return await list_ids(block)
 
         assert await called(mine, provider="local") == left  # the lanes of the run itself remove its sandboxes
-        assert await called(gone, provider="local-sandbox/nosuch") == left
+        assert await called(gone, provider="rlm-local-sandbox/nosuch") == left
         assert "could not be listed, and stay until they expire: " in read_log(caplog)
         assert "nosuch" in read_log(caplog)
         assert await called(gone) == {boxes[0].id}  # the default provider of the flows is local
@@ -457,7 +457,7 @@ async def test_a_failed_deletion_does_not_stop_reap_and_is_reported(
 
 
 async def test_an_id_created_by_a_concurrent_process_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(orphans, "VARIABLE_NAME", f"test_{uuid.uuid4().hex[:12]}")
+    monkeypatch.setattr(limits, "VARIABLE_NAME", f"test_{uuid.uuid4().hex[:12]}")
     read = PrefectClient.read_variable_by_name
     others: list[str] = []
 

@@ -17,4 +17,4 @@ async def hasty(daytona: Any, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return a saved block that asks for a sandbox once and leaves retries to the run."""
     monkeypatch.setattr("rlm_batch.blocks.daytona.creation.is_transient", lambda _: False)
     await DaytonaSandbox(start_timeout=90).save("hasty", overwrite=True)  # type: ignore[misc]
-    return "daytona-sandbox/hasty"
+    return "rlm-daytona-sandbox/hasty"

@@ -28,6 +28,7 @@ from rlm_batch.sandbox.meta import Meta
 from rlm_batch.sandbox.result import Result
 from rlm_batch.tasks.ledger.run_record import ReportSpec, RunRecord
 
+from ...infra.deployed import Deployed
 from ...infra.waiting import wait_until_async
 from ..conftest import find_run_id
 
@@ -98,6 +99,18 @@ async def test_every_flow_ends_with_a_report(results: Path):
     assert set(said) == {"rlm-batch-report", "rlm-chunks-report", "rlm-sequence-report"}
     assert "3 of 3 executions succeeded" in said["rlm-chunks-report"]
     assert "2 of 2 steps succeeded" in said["rlm-sequence-report"]
+
+
+async def test_every_deployment_has_keys_of_its_own():
+    """Prefect takes only small letters, digits and dashes, and the first name begins like its flow's."""
+    keys: list[str | None] = []
+    for name in ("rlm-batch-every-night", "every-night", "every-night-", "Every night"):
+        run = await Deployed.made(deployment=name, code=["SUBMIT(a=1)"])
+        assert (await run.execute()).is_completed()
+        keys += [key for key, _ in await run.list_artifacts("markdown")]
+    assert keys[:2] == ["rlm-batch-rlm-batch-every-night-report", "rlm-batch-every-night-report"]
+    assert len(set(keys)) == 4
+    assert all(key.startswith("rlm-batch-every-night") for key in keys[2:] if key)
 
 
 async def test_progress_is_published_during_a_run_and_ends_complete(tmp_path: Path, results: Path):

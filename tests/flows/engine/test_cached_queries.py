@@ -78,7 +78,7 @@ async def test_turns_of_a_recursive_query_are_cached(chat: ChatServer, tmp_path:
     assert (again.answer, again.queries.cached, again.queries.calls) == (first.answer, 2, 0)
     assert chat.stats.requests == 2
     await LanguageModel(model=NAME, api_key="sk-x", api_base=chat.url, temperature=0.5).save("warm", overwrite=True)  # type: ignore[misc,arg-type]
-    assert (await rlm("think", "language-model/warm", cache_queries=True)).queries.cached == 0
+    assert (await rlm("think", "rlm-language-model/warm", cache_queries=True)).queries.cached == 0
 
 
 @pytest.mark.full

@@ -23,7 +23,7 @@ WORKERS, TOTAL = 3, 9
 async def save_block(start_timeout: int) -> str:
     """Save a block that gives up after `start_timeout` seconds; return its name for a flow's `provider`."""
     await DaytonaSandbox(start_timeout=start_timeout).save("impatient", overwrite=True)  # type: ignore[misc]
-    return "daytona-sandbox/impatient"
+    return "rlm-daytona-sandbox/impatient"
 
 
 @pytest.fixture(autouse=True)

@@ -89,7 +89,7 @@ async def test_results_are_reused_until_code_variables_or_commit_change(
         settings = {"repo_url": str(folder), "repo_token": SecretStr(secret), "environment": {"KEY": SecretStr(secret)}}
         await LocalSandbox(isolation="none", **settings).save("cached", overwrite=True)  # type: ignore[misc]
         inputs = [{"x": x, "address": counter.address, **variables} for x in (1, 2)]
-        results = await batch(SOME_FAIL + code, inputs, provider="local-sandbox/cached", cache_results=True)
+        results = await batch(SOME_FAIL + code, inputs, provider="rlm-local-sandbox/cached", cache_results=True)
         assert [result.y for result in results] == [1, 4]
         return dict(counter.counts)
 

@@ -114,7 +114,7 @@ async def test_a_sandbox_lost_before_code_was_sent_is_replaced(
     )
     secrets = {"KEY": "k"} if call == "input" else {}  # secrets make the first execution go as input
     await DaytonaSandbox(environment=secrets).save("lost", overwrite=True)  # type: ignore[misc, dict-item]
-    (result,) = await batch(SQUARE, inputs(counter), provider="daytona-sandbox/lost")
+    (result,) = await batch(SQUARE, inputs(counter), provider="rlm-daytona-sandbox/lost")
     assert (result.y, result.meta.attempt) == (0, 2)
     # The first execution is part of the command that starts the driver, so the error can be either one.
     assert result.meta.earlier_errors[0].startswith((SandboxStartError.__name__, SandboxLost.__name__))
@@ -144,7 +144,7 @@ async def test_code_with_an_unknown_outcome_is_retried_only_if_idempotent(
 async def test_invalid_settings_end_the_flow_at_once(daytona: Any, counter: ExecutionCounter) -> None:
     await DaytonaSandbox(snapshot="none-of-that-name").save("wrong", overwrite=True)  # type: ignore[misc]
     with pytest.raises(ConfigurationError, match="none-of-that-name"):
-        await batch(SQUARE, inputs(counter, 6), provider="daytona-sandbox/wrong", max_workers=2)
+        await batch(SQUARE, inputs(counter, 6), provider="rlm-daytona-sandbox/wrong", max_workers=2)
     assert daytona.state()["counts"]["POST /api/sandbox"] <= 2
     assert counter.counts == {}
 

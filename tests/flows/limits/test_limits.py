@@ -63,7 +63,7 @@ def spans(*runs: Sequence[Any]) -> list[tuple[float, float]]:
 
 
 async def run_naps(count: int, nap: float, **options: Any) -> Sequence[Any]:
-    options = {"provider": "local-sandbox/limited", **options}
+    options = {"provider": "rlm-local-sandbox/limited", **options}
     return await batch(NAP, inputs=[{"nap": nap}] * count, **options)
 
 
@@ -112,9 +112,12 @@ async def test_a_run_without_work_waits_for_no_slot(block, quick, tmp_path):
 @pytest.mark.full
 async def test_a_sequence_and_a_reduction_hold_a_slot(block, quick):
     steps, report, others = await asyncio.gather(
-        sequence([f"nap = 0.2; {NAP}"] * 3, provider="local-sandbox/limited"),
+        sequence([f"nap = 0.2; {NAP}"] * 3, provider="rlm-local-sandbox/limited"),
         chunks(
-            f"nap = 0.1; {NAP}", chunks={"a": 1, "b": 2}, reduce=f"nap = 0.2; {NAP}", provider="local-sandbox/limited"
+            f"nap = 0.1; {NAP}",
+            chunks={"a": 1, "b": 2},
+            reduce=f"nap = 0.2; {NAP}",
+            provider="rlm-local-sandbox/limited",
         ),
         run_naps(4, 0.2),
     )
@@ -143,7 +146,7 @@ async def test_the_limits_on_the_server_follow_the_block():
 async def test_blocks_with_one_limit_name_share_a_limit(quick):
     for name in ("one", "other"):
         await save_block(name, max_sandboxes=1, limit_name="our-account")
-    runs = await asyncio.gather(*(run_naps(3, 0.15, provider=f"local-sandbox/{name}") for name in ("one", "other")))
+    runs = await asyncio.gather(*(run_naps(3, 0.15, provider=f"rlm-local-sandbox/{name}") for name in ("one", "other")))
     assert count_overlapping(spans(*runs)) == 1
 
 

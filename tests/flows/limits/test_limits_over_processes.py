@@ -29,7 +29,7 @@ from rlm_batch import batch
 
 code, count, nap, workers = sys.argv[1:]
 inputs = [{"nap": float(nap)}] * int(count)
-run = batch(code, inputs=inputs, provider="daytona-sandbox/shared", max_workers=int(workers), timeout=1000)
+run = batch(code, inputs=inputs, provider="rlm-daytona-sandbox/shared", max_workers=int(workers), timeout=1000)
 print(len(asyncio.run(run)))
 """
 

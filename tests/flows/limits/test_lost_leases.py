@@ -12,7 +12,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from rlm_batch import LocalSandbox, batch, reap
 from rlm_batch.tasks.capacity import slots
-from rlm_batch.tasks.capacity.limits import VARIABLE_PREFIX
+from rlm_batch.tasks.capacity.limits import read_server_variable
 
 from ...infra.ordinary_server import OrdinaryServer
 from ...infra.waiting import wait_until_async
@@ -20,7 +20,7 @@ from ...infra.waiting import wait_until_async
 pytestmark = pytest.mark.anyio
 
 LIMIT = "rlm-batch.local-sandbox.forgotten"
-BLOCK = "local-sandbox/forgotten"
+BLOCK = "rlm-local-sandbox/forgotten"
 WAIT = "import os, time\nwhile not os.path.exists(path): time.sleep(0.02)\nSUBMIT(done=True)"
 
 
@@ -58,11 +58,9 @@ async def count_slots(name: str = LIMIT) -> int:
 
 
 async def read_proof() -> str | None:
-    """Return the id of the lease that proves the limit's leases; None before it exists."""
+    """Return the id of the lease that proves the server's leases; None before it exists."""
     async with get_client() as client:
-        limit = await client.read_global_concurrency_limit_by_name(LIMIT)
-        proof = await client.read_variable_by_name(VARIABLE_PREFIX + limit.id.hex)
-        return None if proof is None else str(proof.value)
+        return (await read_server_variable(client)).get("proof")
 
 
 def start_waiting_run(go: Path) -> asyncio.Task[Any]:
