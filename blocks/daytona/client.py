@@ -11,8 +11,7 @@ import daytona
 
 from ...sandbox.errors import ConfigurationError
 from ..worker_consent import check_key_address
-from .provider import DEFAULT_API_URL
-from .settings import DaytonaSettings
+from .settings import DEFAULT_API_URL, DaytonaSettings
 
 NAME_PREFIX = "rlm-batch-"  # prefix of every name that this package creates at Daytona
 ENVIRONMENT_NAMES = ("API_KEY", "JWT_TOKEN", "ORGANIZATION_ID", "API_URL", "SERVER_URL", "TARGET")

@@ -19,13 +19,12 @@ from ...sandbox.errors import ConfigurationError, RlmBatchError
 from ...sandbox.sandbox_api import Sandbox
 from ..host_terminal import run_in_terminal
 from ..provider import MANAGED_LABELS, SandboxInfo, SandboxProvider, SnapshotInfo
-from .settings import DaytonaSettings
+from .settings import DEFAULT_API_URL, DaytonaSettings
 
 if TYPE_CHECKING:
     import daytona
 
 DELETED_VOLUME_STATES = ("pending_delete", "deleting", "deleted")
-DEFAULT_API_URL = "https://app.daytona.io/api"
 SHELL_MINUTES = 60  # A kept sandbox lives for an hour.
 
 log = logging.getLogger("rlm_batch.daytona")

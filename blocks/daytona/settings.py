@@ -6,6 +6,8 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 from ..settings import MountPath, SandboxSettings, SnapshotSettings
 
+DEFAULT_API_URL = "https://app.daytona.io/api"
+
 
 class DaytonaAccountSettings(BaseModel):
     """The account."""
