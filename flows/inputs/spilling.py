@@ -32,7 +32,8 @@ def spill_long_parameters(parameters: dict[str, Any], contents: Mapping[str, Con
     """
     short = dict(parameters)
     for name, value in parameters.items():
-        data = json.dumps(value).encode()
+        # Settings are checked later, so one may have a value that is not JSON.
+        data = json.dumps(value, default=str).encode()
         can_be_stored = _can_be_stored(name, value)
         content = contents.get(name)
         is_path_or_setting = content is None or (content.is_path_if_text and isinstance(value, str))

@@ -79,6 +79,7 @@ def test_a_file_name_instead_of_code_is_refused_without_a_server(flow: Any, para
             {"code": "", "provider_options": {"environment": {"A": "\0"}}},
             r"provider_options has a NUL character",
         ),
+        (batch, {"code": "", "provider_options": {"volume_root": Path("/")}}, r"`volume_root` is PosixPath"),
     ],
 )
 def test_a_wrong_type_or_value_is_refused_without_a_server(
