@@ -211,11 +211,13 @@ class RunSummary:
             (self.pruned, "{:,} of them pruned"),
             (self.failed, "{:,} failed"),
             (self.not_run, "{:,} not run"),
-            (self.unfinished, "{:,} did not run to the end"),
         ]
         counts = [f"{self.succeeded:,} of {total:,} {noun}s succeeded"]
         counts += [text.format(count) for count, text in others if count]
-        return ", ".join(counts)
+        text = ", ".join(counts)
+        if self.unfinished:  # These are among the failed ones and those not run.
+            text += f" ({self.unfinished:,} did not run to the end)"
+        return text
 
     def describe_best_trials(self) -> str:
         """Return the best trial, or the trials on the Pareto front. Return an empty text if there is none."""

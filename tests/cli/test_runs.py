@@ -167,7 +167,7 @@ def test_two_runs_are_joined_by_their_variables(root: Path, run: Run) -> None:
     make_run(root / "b", "second", second, objective="loss")
     done = run("report", "first", "second")
     assert done.returncode == 0, done.stderr
-    counts = "2 of 4 executions succeeded, 2 failed, 1 did not run to the end"
+    counts = "2 of 4 executions succeeded, 2 failed (1 did not run to the end)"
     assert f"A: first, {counts}; best loss 1 in trial 0 with x=0" in done.stderr
     expected = "3 in both, 1 only in A, 1 only in B, 1 failed only in A, 1 not run to the end in A or B"
     assert expected in done.stderr
