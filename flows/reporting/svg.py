@@ -122,7 +122,9 @@ class Plot(Drawing):
     ) -> None:  # fmt: skip
         """Begin a plot of points at `xs` and `ys`. With `names`, each x is the position of a name."""
         super().__init__(title)
-        self.x = Axis(min(xs), max(xs), LEFT + 12, RIGHT - 12, whole=whole or len(names) > 0)
+        self.x = Axis(min(xs), max(xs), LEFT + 12, RIGHT - 12, whole=whole)
+        if names:  # The first name and the last one have as much room as the others.
+            self.x = Axis(-0.5, len(names) - 0.5, LEFT, RIGHT, whole=True)
         self.y = Axis(min(ys), max(ys), BOTTOM - 10, TOP + 10)
         for tick in self.y.ticks():
             self.add_path(f"M{LEFT} {self.y.at(tick):.1f}H{RIGHT}", f'stroke="{GRID}"')

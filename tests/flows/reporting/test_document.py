@@ -142,6 +142,17 @@ def test_a_chart_has_every_point_inside_its_frame() -> None:
         assert all(0 < float(c.attrib["cx"]) < 760 and 0 < float(c.attrib["cy"]) < 400 for c in circles), values
 
 
+def test_long_names_below_a_chart_are_inside_it() -> None:
+    for count in (1, 2, 3, 12, 30):
+        trials = [({"a": f"{number} is a very long name for a value" * 3}, 1.0) for number in range(count)]
+        _, (_, svg) = draw_trials([*trials, ({}, 1.0)])
+        labels = [element for element in parse_svg(svg)[0].iter() if (element.text or "").endswith("...")]
+        assert len(labels) == min(count, 12) or count == 30
+        for label in labels:
+            half = len(label.text or "") * 3.4  # pixels
+            assert half <= float(label.attrib["x"]) <= 760 - half
+
+
 def test_a_report_accepts_any_submitted_numbers() -> None:
     for values in ((1.7e308, -1.7e308), (1.79e308, 1.79e308), (10**308, 5e-324), (10**400, 1.0, 2.0)):
         summary = RunSummary(ReportSpec("trial", (Objective("loss"),)))
