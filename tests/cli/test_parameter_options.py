@@ -37,7 +37,7 @@ OPTIONS_ALONE = {"env", "isolation", "minimize", "maximize", "grid", "space", "s
 SETTINGS = {name for entry in PROVIDERS.values() for name in entry.load_settings().list_run_settings()}
 COMMANDS = [
     *("batch", "sweep", "chunks", "sequence", "rlm", "report", "rerun", "shell", "runs", "prune"),
-    *("deploy", "up", "server", "volume", "snapshot", "reap", "doctor"),
+    *("deploy", "up", "worker", "server", "volume", "snapshot", "reap", "doctor"),
 ]
 NEEDED = {"rlm": ["--language-model", "m"]}
 
