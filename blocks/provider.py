@@ -285,9 +285,9 @@ class SandboxProvider(SandboxSettings, ABC):
 
     async def open_labelled(self, run: str = "", server: str = "") -> Sandbox:
         """Open a sandbox with this process's labels. Its output does not show secrets of `environment`."""
+        hide = build_secret_filter(frozenset(self.reveal_environment().values()) - self._shown_values)
         sandbox = await self.open(self.labels(run, server))
-        secrets = frozenset(self.reveal_environment().values()) - self._shown_values
-        sandbox.hide = build_secret_filter(secrets)
+        sandbox.hide = hide
         return sandbox
 
     def interpreter(

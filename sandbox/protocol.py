@@ -21,7 +21,6 @@ from .meta import NOTHING_ASKED, Meta
 from .model_reply import read_program
 from .outcomes.decoding import decode_end
 from .outcomes.ending import build_error, read_json
-from .outcomes.text_escape import HIDDEN
 from .requests.execution_request import ExecutionRequest
 from .result import Result
 from .wire.collection import COLLECT_TIMEOUT_SECONDS
@@ -43,7 +42,6 @@ ANSWER_GRACE_SECONDS = 30.0  # seconds after a timeout until a driver that has n
 # A driver sends at most 64 KiB of output in a frame. JSON escapes can make the body six times as long.
 MAX_OUTPUT_BODY_BYTES = 512 * 1024
 
-MAX_SECRET_CHARACTERS = 4_096  # characters beside a cut in the output that may be a part of a secret
 MAX_ARGUMENTS = 1_000  # per call: Python binds arguments one by one, which blocks the event loop
 
 REENTERED = "a tool or on_output cannot run code in the interpreter that waits for it: use another interpreter"
@@ -126,9 +124,8 @@ class PendingExecution:
         hide = self.protocol.sandbox.hide
         unfinished = self._unfinished.pop(stream, "")
         if dropped:
-            if hide is not None:  # The cut may be in a secret.
-                unfinished = hide(unfinished)[:-MAX_SECRET_CHARACTERS] + HIDDEN
-                text = HIDDEN + hide(text)[MAX_SECRET_CHARACTERS:]
+            if hide is not None:
+                unfinished, text = hide.hide_before_cut(unfinished), hide.hide_after_cut(text)
             text = f"\n[... {dropped:,} characters dropped ...]\n{text}"
         if hide is not None:  # A secret may be in two pieces of output, but not in two lines.
             text = unfinished + text

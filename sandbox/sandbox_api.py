@@ -6,6 +6,7 @@ from typing import Protocol
 
 from .driver_settings import DriverSettings
 from .errors import RlmBatchError
+from .outcomes.text_escape import SecretFilter
 
 LARGE_FILE_REMEDY = "save larger data to a volume, or split it"
 
@@ -29,7 +30,7 @@ class Sandbox(ABC):
         memory_option: The provider's option to raise after a MemoryError; "" if there is no such option.
         kill_memory_option: The provider's option to raise after the kernel killed code that used too much memory; "" if
             there is no such option.
-        hide: Returns a text without the secrets of the code's environment; None without secrets.
+        hide: The filter of the secrets in the code's environment; None without secrets.
     """
 
     id: str
@@ -41,7 +42,7 @@ class Sandbox(ABC):
     limits: Mapping[str, int] = {}
     memory_option: str = ""
     kill_memory_option: str = ""
-    hide: Callable[[str], str] | None = None
+    hide: SecretFilter | None = None
 
     @property
     def disk_mib(self) -> int | None:

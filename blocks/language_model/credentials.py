@@ -3,6 +3,7 @@
 Servers repeat a key that they refuse, and clients repeat what they sent.
 """
 
+import html
 import json
 import logging
 import os
@@ -10,11 +11,11 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, quote_plus, unquote, urlsplit
 
 from pydantic import BaseModel, SecretStr
 
-from ...sandbox.outcomes.text_escape import HIDDEN
+from ...sandbox.outcomes.text_escape import SecretFilter
 
 LEAST_CHARACTERS = 6  # The shortest credential that is blanked. Shorter strings are common in ordinary text.
 LEAST_IN_ANSWERS = 16  # The shortest credential that is blanked in answers. A shorter key may be a word.
@@ -57,12 +58,11 @@ class CredentialMask:
 
     def build_filter(self) -> Callable[[str], str]:
         """Return a fast form of `hide`, for many texts. It does not learn of credentials that are added later."""
-        forms = _list_forms(self._credentials | find_environment_credentials())
-        return lambda text: _replace(text, forms)
+        return SecretFilter(_list_forms(self._credentials | find_environment_credentials()))
 
     def hide_sent(self, text: str) -> str:
         """Return the text of an answer with the long credentials of this request blanked."""
-        return _replace(text, _list_forms(value for value in self._credentials if len(value) >= LEAST_IN_ANSWERS))
+        return SecretFilter(_list_forms(value for value in self._credentials if len(value) >= LEAST_IN_ANSWERS))(text)
 
     def hide(self, text: str) -> str:
         """Return the text with all known credentials blanked."""
@@ -70,11 +70,11 @@ class CredentialMask:
 
 
 @lru_cache(32)
-def build_secret_filter(secrets: frozenset[str]) -> Callable[[str], str] | None:
-    """Return a function that blanks these secrets and their lines in a text; None if none is long enough."""
+def build_secret_filter(secrets: frozenset[str]) -> SecretFilter | None:
+    """Return a filter that blanks these secrets and their lines in a text; None if none is long enough."""
     lines = {line for secret in secrets for line in secret.splitlines()}
     forms = _list_forms(secrets | lines)
-    return (lambda text: _replace(text, forms)) if forms else None
+    return SecretFilter(forms) if forms else None
 
 
 def find_environment_credentials() -> set[str]:
@@ -134,16 +134,15 @@ def _find_in_address(text: str) -> Iterator[str]:
 
 
 def _list_forms(credentials: Iterable[str]) -> list[str]:
-    """Return the credentials, also in their JSON and URL forms. The longest is first, as it may contain another."""
+    """Return the credentials, also in forms of JSON, URLs, HTML and `repr`. The longest is first.
+
+    A longer one may contain another.
+    """
     forms: set[str] = set()
     for value in credentials:
         if len(value.strip()) >= LEAST_CHARACTERS and not HARMLESS.fullmatch(value.strip()):
-            escaped = json.dumps(value)[1:-1]
-            forms |= {value, value.strip(), quote(value, safe=""), escaped, repr(escaped)[1:-1], repr(value)[1:-1]}
+            escaped, data = json.dumps(value)[1:-1], value.encode("utf-8", "replace")
+            forms |= {value, value.strip(), escaped, repr(escaped)[1:-1], html.escape(value)}
+            forms |= {quote(data, safe=""), quote(data), quote_plus(data)}
+            forms |= {repr(value)[1:-1], ascii(value)[1:-1], repr(data)[2:-1]}
     return sorted(forms, key=len, reverse=True)
-
-
-def _replace(text: str, forms: list[str]) -> str:
-    for form in forms:
-        text = text.replace(form, HIDDEN)
-    return text

@@ -42,7 +42,8 @@ HIT_LIMITS = {
 }
 # Python writes this text if it exits before it runs any code, because of a wrong environment variable.
 FAILED_START = re.compile(r"(?m)^Fatal Python error: (.{1,200}).*\nPython runtime state: (?:pre|core )initializ")
-MAX_TEXT_CHARACTERS = 21_000  # text of an error; the driver cuts it at 20,000 and adds a note
+CUT_CHARACTERS = 20_000  # The driver cuts a message there. It cuts a traceback, too, and adds a note.
+MAX_TEXT_CHARACTERS = 21_000
 MAX_PRINTED_LINES = 10  # last lines of the error output of `prepare` in its error
 # The classes of errors by the status of the driver's last frame, and by the driver's kind of an exception.
 BY_STATUS: dict[str, type[RlmBatchError]] = {
@@ -85,9 +86,9 @@ class _Ending:
             self.status = "channel"
             value = {"message": "an outcome that is not JSON"}
         self.outcome: dict[str, Any] = value if isinstance(value, dict) else {}  # type: ignore[reportUnknownMemberType]
-        self.type = self._read_text("type")
-        self.message = self._read_text("message")
-        self.traceback = self._read_text("traceback")
+        self.type = self._read_shown_text("type")
+        self.message = self._read_shown_text("message")
+        self.traceback = self._read_shown_text("traceback")
         self.kind = self._read_text("kind") if self.status == "error" else ""
         self.line = read_integer(self.outcome, "line")
         self.limit = ""
@@ -96,9 +97,13 @@ class _Ending:
 
     def _read_text(self, name: str) -> str:
         value = self.outcome.get(name)
-        text = value if isinstance(value, str) else ""
-        hide = self.sandbox.hide
-        return (text if hide is None else hide(text))[:MAX_TEXT_CHARACTERS]
+        return value[:MAX_TEXT_CHARACTERS] if isinstance(value, str) else ""
+
+    def _read_shown_text(self, name: str) -> str:
+        text, hide = self._read_text(name), self.sandbox.hide
+        if hide is None:
+            return text
+        return hide.hide_before_cut(text) if len(text) == CUT_CHARACTERS else hide(text)
 
     def build_error(self) -> RlmBatchError:
         """Return the error with its text: what happened, the traceback, and advice."""

@@ -10,6 +10,7 @@ from typing import Any
 # Terminal control characters (C0, DEL, C1), Unicode line separators, text direction marks and lone surrogates.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 HIDDEN = "[...]"  # the replacement of a secret
+_CUT = re.compile(r"['\"]?\n\[\.\.\. [0-9,]+ characters left out \.\.\.\]\n?")  # The driver cuts long texts.
 LINE_CHARACTERS = "\n\t"  # kept in a text of several lines
 MAX_CELL_CHARACTERS = 1_000
 
@@ -40,6 +41,37 @@ def change_texts(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(change_texts(item, change) for item in value)  # type: ignore[reportUnknownVariableType]
     return value
+
+
+class SecretFilter:
+    """A filter that replaces secrets in a text by `HIDDEN`. `forms` are the secrets' spellings, longest first."""
+
+    def __init__(self, forms: Sequence[str]) -> None:
+        self._forms = forms
+
+    def __call__(self, text: str) -> str:
+        """Return the text without secrets. Beside the driver's cut, parts of secrets are replaced, too."""
+        cut = _CUT.search(text)
+        if cut is None:
+            return self._replace(text)
+        return self.hide_before_cut(text[: cut.start()]) + cut[0] + self.hide_after_cut(text[cut.end() :])
+
+    def hide_before_cut(self, text: str) -> str:
+        """Return the text without secrets and without the part of a secret at its end."""
+        parts = (form[:size] for form in self._forms for size in range(len(form), 0, -1))
+        part = max(filter(text.endswith, parts), key=len, default="")
+        return self._replace(text.removesuffix(part)) + (HIDDEN if part else "")
+
+    def hide_after_cut(self, text: str) -> str:
+        """Return the text without secrets and without the part of a secret at its begin."""
+        parts = (form[-size:] for form in self._forms for size in range(len(form), 0, -1))
+        part = max(filter(text.startswith, parts), key=len, default="")
+        return (HIDDEN if part else "") + self._replace(text.removeprefix(part))
+
+    def _replace(self, text: str) -> str:
+        for form in self._forms:
+            text = text.replace(form, HIDDEN)
+        return text
 
 
 @functools.cache

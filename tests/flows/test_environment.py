@@ -12,10 +12,14 @@ import pytest
 
 from rlm_batch import (
     AsyncLocalInterpreter,
+    CodeError,
+    CodeSyntaxError,
     ConfigurationError,
     ContainerSandbox,
+    ExecutionsFailed,
     LocalSandbox,
     PrepareError,
+    SubmitError,
     batch,
     sequence,
 )
@@ -137,6 +141,46 @@ async def test_a_cut_in_the_output_leaves_no_part_of_a_secret() -> None:
             assert "characters dropped" in text
             assert text.endswith("y" * 40_000 + "\n")
             assert not any(secret[start : start + 5] in text for start in range(len(secret) - 4)), before
+
+
+async def test_a_cut_in_an_error_or_a_value_leaves_no_part_of_a_secret() -> None:
+    secret = uuid.uuid4().hex
+    async with AsyncLocalInterpreter(environment={"TOKEN": secret}) as interpreter:
+        prefix = "import os\nsecret = os.environ['TOKEN']\nclass Shown:\n    def __repr__(self): return text\n"
+        for before in range(19_960, 20_000, 7):
+            text = f"text = 'x' * {before} + secret * 9000\n"
+            for end in ("raise ValueError(text)", "Shown()", "text.encode()", "display(Shown())"):
+                outcome: Any = None
+                try:
+                    outcome = await interpreter.execute(prefix + text + end)
+                except CodeError as error:
+                    outcome = error
+                shown = str(getattr(outcome, "text", "")) + repr(outcome.meta)
+                assert "x" * 9_000 in shown
+                assert not any(secret[start : start + 5] in shown for start in range(len(secret) - 4)), (end, before)
+
+
+async def test_spellings_of_a_secret_in_urls_html_and_bytes_are_masked() -> None:
+    code = (
+        "import html, os, urllib.parse as u\ns = os.environ['TOKEN']\n"
+        "print(u.quote(s), u.quote_plus(s), html.escape(s), ascii(s), s.encode())"
+    )
+    async with AsyncLocalInterpreter(environment={"TOKEN": "pä ss/wörd+<&>"}) as interpreter:
+        assert (await interpreter.execute(code)).meta.stdout == "[...] [...] [...] '[...]' b'[...]'\n"
+
+
+async def test_a_secret_that_is_a_word_of_the_protocol_changes_no_class_of_errors() -> None:
+    async with AsyncLocalInterpreter(environment={"MODE": "submit", "KIND": "syntax"}) as interpreter:
+        for code, kind in (("SUBMIT(a=object())", SubmitError), ("x = = 1", CodeSyntaxError)):
+            with pytest.raises(kind):
+                await interpreter.execute(code)
+
+
+async def test_a_secret_that_is_not_unicode_is_refused_and_leaves_no_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKEN_OF_TEST", "abc\udcff\udcfedefghijkl")
+    with pytest.raises(ExecutionsFailed, match="environment: 'utf-8' codec can't encode"):
+        await batch([CODE], secrets=["TOKEN_OF_TEST"])
+    assert await LocalSandbox().list_sandboxes() == []
 
 
 async def test_variables_without_secrets_build_no_filter() -> None:
