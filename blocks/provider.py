@@ -169,6 +169,12 @@ class SandboxProvider(SandboxSettings, ABC):
             settings["setup"] = self.setup
         if self.volume_name is not None:
             settings["volume"] = [self.volume_name, self.volume_mount_path]
+        if self.environment:
+            # Values that may be secrets, of a block or of a run's `secrets`, count only by their names.
+            values = self.reveal_environment()
+            settings["environment"] = {
+                name: value if value in self._shown_values else None for name, value in values.items()
+            }
         for name in self.result_settings:
             value = getattr(self, name)
             if value is not None and value is not False:

@@ -19,7 +19,7 @@ from ...tasks.execution import assign_keys
 from ...tasks.host_tools import load_function
 from ...tasks.ledger.ledger import Ledger
 from ...tasks.ledger.result_index import ResultCache, ResultIndex, get_results_root
-from ...tasks.ledger.run_record import RunRecord
+from ...tasks.ledger.run_record import KEY_VERSION, RunRecord, list_run_records
 from ...tasks.ledger.shards import ShardStore
 from ...tasks.tracing import set_run_totals
 from ..reporting.report import describe_usage
@@ -151,6 +151,7 @@ def _make_record(run: Run) -> RunRecord:
         provider=run.provider.provider_name,
         total=plan.total,
         began=time.time(),
+        key_version=KEY_VERSION,
         **plan.report_spec.build_record_fields(),
     )
 
@@ -161,6 +162,8 @@ async def _open_cache(run: Run) -> ResultCache:
     if run.options.cache_results:
         index = ResultIndex(get_results_root())
         index.refresh()
+    if run.provider.environment:
+        await asyncio.to_thread(_warn_of_old_keys, run)
     if isinstance(run.store, ShardStore):
         return ResultCache(run.ledger, {}, index)  # The executor reads this ledger itself.
     lines = await asyncio.to_thread(run.ledger.load_latest_lines)
@@ -177,6 +180,15 @@ async def _open_cache(run: Run) -> ResultCache:
         if line.data.get("index") is not None:
             latest_keys[line.data["index"]] = line.key
     return ResultCache(run.ledger, lines, index, latest_keys)
+
+
+def _warn_of_old_keys(run: Run) -> None:
+    """Warn if the last run on the ledger had another version of keys, so this run with an environment finds nothing."""
+    earlier = [record for record in list_run_records(run.ledger.path) if record.id != run.record.id]
+    if earlier and earlier[-1].key_version < KEY_VERSION:
+        run.sink.warn(
+            f"the results in {run.ledger.path} are from a version that ignored `environment`: all executions run again"
+        )
 
 
 def _complete_record(run: Run, summary: RunSummary) -> None:

@@ -26,6 +26,7 @@ from .result_index import get_results_root
 
 Direction = Literal["minimize", "maximize"]
 Aggregate = Literal["mean", "median", "min", "max"]
+KEY_VERSION = 2  # In version 1, the keys of results did not depend on `environment`.
 PATTERN = "run-*.json"
 MAX_RECORD_BYTES = 16 * 1024 * 1024  # rlm-batch writes no larger record
 MAX_TIME = 1e11  # epoch seconds; `time.gmtime` refuses much larger times
@@ -120,6 +121,7 @@ class RunRecord:
     front: int = 0  # trials on the Pareto front
     sandboxes: int = 0
     sandbox_seconds: Time = 0.0  # the sum of the times that the sandboxes were open
+    key_version: int = 1  # the version of the keys of results; see `KEY_VERSION`
     version: int = VERSION
     id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
 

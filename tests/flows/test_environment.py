@@ -41,6 +41,36 @@ async def test_a_run_sets_environment_variables_beside_those_of_the_block() -> N
         assert (result.stage, result.size) == (expected, 3)
 
 
+async def test_another_environment_runs_again_and_another_value_of_a_secret_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run(stage: str, secret: str) -> tuple[Any, ...]:
+        monkeypatch.setenv("TOKEN_OF_TEST", secret)
+        options: Any = {"provider_options": {"environment": {"STAGE": stage}}, "secrets": ["TOKEN_OF_TEST"]}
+        (result,) = await batch([CODE], results_path=str(tmp_path), **options)
+        return result.stage, result.size
+
+    assert await run("a", "one") == ("a", 3)
+    assert await run("b", "one") == ("b", 3)
+    assert await run("b", "three") == ("b", 3)  # the result of the run before
+    assert await run("a", "three") == ("a", 3)
+    text = "".join(path.read_text() for path in tmp_path.glob("*.json*"))
+    assert text.count('"status":"succeeded"') == 3  # The result of the first run is copied for the last.
+
+
+async def test_results_of_a_version_that_ignored_the_environment_run_again_with_a_sentence(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options: Any = {"results_path": str(tmp_path), "provider_options": {"environment": {"STAGE": "a"}}}
+    await batch([CODE], **options)
+    (record,) = tmp_path.glob("run-*.json")
+    record.write_text(record.read_text().replace('"key_version": 2, ', ""))
+    for expected_count in (1, 1):  # The next run after it has new keys.
+        await batch([CODE], **options)
+        warnings = [text for text in caplog.messages if "a version that ignored `environment`" in text]
+        assert len(warnings) == expected_count
+
+
 async def test_a_secret_reaches_the_code_and_no_log_ledger_or_server(
     results: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
