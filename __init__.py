@@ -35,6 +35,7 @@ if TYPE_CHECKING:  # The public names, in the form that makes them public for a 
     from .flows.reap import reap as reap
     from .flows.reporting.pass_at_k import PassAtK as PassAtK
     from .flows.reporting.pass_at_k import pass_at_k as pass_at_k
+    from .flows.reporting.pass_at_k import pass_hat_k as pass_hat_k
     from .flows.reports import OutcomesReport as OutcomesReport
     from .flows.reports import RunReport as RunReport
     from .flows.reports import SweepReport as SweepReport

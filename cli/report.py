@@ -173,8 +173,10 @@ def _show_execution(outcome: Outcome, *, is_json: bool) -> None:
         _print_values(meta.judged.get("outputs", {}), INDENT)
         if not meta.judged.get("submitted"):
             print(f"{INDENT}nothing submitted")
-        for name, key in (("error", "error"), ("the check printed", "check_stdout")):
-            for line in _format_text(meta.judged.get(key) or "", f"{name}: "):
+        error = meta.judged.get("error") or ""  # Earlier versions wrote the error's text.
+        error_text = error["text"] if isinstance(error, dict) else error
+        for name, text in (("error", error_text), ("the check printed", meta.judged.get("check_stdout") or "")):
+            for line in _format_text(text, f"{name}: "):
                 print(line)
     print_outputs([outcome])
 

@@ -13,7 +13,7 @@ from .reporting.best_trials import BestTrials
 from .reporting.columns import Tables
 from .reporting.export import build_data_frame
 from .reporting.groups import describe_repeats, group_outcomes, is_incomplete
-from .reporting.pass_at_k import PassAtK, pass_at_k
+from .reporting.pass_at_k import PassAtK, pass_at_k, pass_hat_k
 from .reporting.summary import RunSummary
 from .reporting.table import MAX_SHOWN_ROWS, NO_FEASIBLE_TRIAL, OutcomeTable, align_rows
 
@@ -159,6 +159,22 @@ class Report(Sequence[ItemT]):
             ConfigurationError: An input has fewer than k samples, or a sample lacks the field or a variable.
         """
         return pass_at_k(self.outcomes, k, field, by)
+
+    def pass_hat_k(self, k: int, field: str = "passed", by: str | Sequence[str] | None = None) -> PassAtK:
+        """Return the estimate of pass^k over the inputs: the chance that each of k samples passes.
+
+        Args:
+            k: The number of samples that must all pass.
+            field: The field that says whether a sample passed. Default: "passed".
+            by: The variable, or the variables, that name the input of a sample. Default: all variables but `repeat`.
+
+        Returns:
+            The estimate, with an interval of 95 %.
+
+        Raises:
+            ConfigurationError: An input has fewer than k samples, or a sample lacks the field or a variable.
+        """
+        return pass_hat_k(self.outcomes, k, field, by)
 
     def to_json_lines(self) -> Iterator[dict[str, Any]]:
         """Yield the outcomes as JSON objects.

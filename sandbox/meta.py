@@ -76,8 +76,8 @@ class Meta:
             most 4 MiB together, and a text says which data was dropped.
         collected: Host paths of the collected files, or their locations if the results are at a location.
         not_collected: One sentence for each file that was not collected, with the reason.
-        judged: Data that a check has judged: `outputs` and `submitted` of the code, the text of its `error` or None,
-            and the check's own `check_seconds`, `check_stdout` and `check_stderr`. None without a check.
+        judged: Data that a check has judged: `outputs` and `submitted` of the code, its `error` as the check found it
+            or None, and the check's own `check_seconds`, `check_stdout` and `check_stderr`. None without a check.
         group: Number of the input, point or chunk, from 0, in a run with `repeats`; otherwise None.
         repeat: Number of the repeat, from 0, in a run with `repeats`; otherwise None.
         kept_until: Time until which `keep_failed` keeps the sandbox, in epoch seconds; None if it was not kept.

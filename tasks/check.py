@@ -24,13 +24,16 @@ from typing import Any
 
 from ..sandbox.errors import (
     CheckError,
+    CodeCrashed,
     ConfigurationError,
     OutcomeUnknown,
     RlmBatchError,
     SandboxLost,
     SubmitError,
+    error_to_json,
 )
 from ..sandbox.meta import Meta
+from ..sandbox.outcomes.text_escape import change_texts
 from ..sandbox.requests.execution_request import encode_variable
 from ..sandbox.result import Outcome, Result
 from ..sandbox.wire.strict_json import NotJsonError
@@ -80,7 +83,7 @@ class Check:
         try:
             encoded["submitted"] = encode_variable(judged.outputs if is_success else {})
             encoded["stdout"] = encode_variable(_replace_surrogates(judged.meta.stdout))
-            encoded["error"] = encode_variable(None if is_success else _replace_surrogates(judged.error.text))
+            encoded["error"] = encode_variable(None if is_success else describe_error(judged.error))
         except (NotJsonError, ValueError, RecursionError) as problem:
             raise SubmitError(f"no variable can hold what the code submitted: {problem}") from None
         archive = execution.archive
@@ -91,10 +94,24 @@ class Check:
 
 
 def is_judged(error: RlmBatchError) -> bool:
-    """Return whether a check judges an execution that failed with this error: only if its code reached a sandbox."""
-    may_be_of_code = error.is_failure_of_code or isinstance(error, OutcomeUnknown)
+    """Return whether a check judges an execution that failed with this error: only if its code ran and failed."""
     has_reached_sandbox = error.meta is not None and error.meta.sandbox_id != ""
-    return may_be_of_code and has_reached_sandbox
+    return error.is_failure_of_code and has_reached_sandbox
+
+
+def describe_error(error: RlmBatchError) -> dict[str, Any]:
+    """Return an error as a check finds it: its JSON in the ledger without the output, and always a `type`.
+
+    The type is that of the exception, "OutOfMemory", or the class of the error, such as "ExecutionTimeout". Code
+    chooses the types of its exceptions, but not the class, which `error` names.
+    """
+    described = error_to_json(error)
+    described.pop("stdout", None)  # The check's variable `stdout` has it.
+    is_out_of_memory = isinstance(error, CodeCrashed) and error.out_of_memory
+    described["type"] = "OutOfMemory" if is_out_of_memory else getattr(error, "type", "") or type(error).__name__
+    described["message"] = getattr(error, "message", "") or error.summary
+    described["line"] = getattr(error, "line", None)
+    return change_texts(described, _replace_surrogates)
 
 
 def build_archive(folder: Path, paths: Iterable[str]) -> tuple[bytes, list[str]]:
@@ -138,7 +155,7 @@ def _build_judged_meta(execution: Execution, judged: Outcome, check: Meta | None
     facts: dict[str, Any] = {
         "outputs": judged.outputs if is_success else {},
         "submitted": judged.meta.submitted,
-        "error": None if is_success else judged.error.text,
+        "error": None if is_success else describe_error(judged.error),
         "check_seconds": check.seconds,
         "check_stdout": check.stdout,
         "check_stderr": check.stderr,

@@ -1,4 +1,4 @@
-"""The estimate of pass@k: the chance that at least one of k samples of an input passes."""
+"""The estimates of pass@k and pass^k: the chances that one, or each, of k samples of an input passes."""
 
 import json
 import math
@@ -17,10 +17,10 @@ Z_95 = 1.959963984540054  # the quantile of the normal distribution for an inter
 
 @dataclass(frozen=True, slots=True)
 class PassAtK:
-    """The estimate of pass@k of a run. It prints as a line.
+    """The estimate of pass@k, or of pass^k, of a run. It prints as a line.
 
     Attributes:
-        k: The number of samples of which one must pass.
+        k: The number of samples of which one, or each, must pass.
         value: The mean of the inputs' estimates, from 0 to 1.
         low: The lower end of the interval of 95 %.
         high: The upper end of the interval of 95 %.
@@ -29,6 +29,7 @@ class PassAtK:
         failures: The number of samples whose code failed. They count as not passed.
         unfinished: The number of executions that did not run to the end, for example because a sandbox was lost. They
             are no samples.
+        is_hat: True for pass^k, where each sample must pass.
     """
 
     k: int
@@ -39,12 +40,13 @@ class PassAtK:
     samples: int
     failures: int
     unfinished: int = 0
+    is_hat: bool = False
 
     def __str__(self) -> str:
         failed = f", {self.failures} failed" if self.failures else ""
         return (
-            f"pass@{self.k} = {self.value:.3f} (95 %: {self.low:.3f} to {self.high:.3f}; {self.inputs} inputs, "
-            f"{self.samples} samples{failed}{_describe_unfinished(self.unfinished)})"
+            f"{_name_estimate(self.k, self.is_hat)} = {self.value:.3f} (95 %: {self.low:.3f} to {self.high:.3f}; "
+            f"{self.inputs} inputs, {self.samples} samples{failed}{_describe_unfinished(self.unfinished)})"
         )
 
 
@@ -77,6 +79,35 @@ def pass_at_k(
     Raises:
         ConfigurationError: An input has fewer than k samples, or a sample lacks the field or a variable.
     """
+    return _estimate(outcomes, k, field, by, is_hat=False)
+
+
+def pass_hat_k(
+    outcomes: Iterable[Outcome], k: int, field: str = "passed", by: str | Sequence[str] | None = None
+) -> PassAtK:
+    """Return the estimate of pass^k over the inputs of a run: the chance that each of k samples of an input passes.
+
+    An input with n samples, of which c passed, has the unbiased estimate C(c, k) / C(n, k) of Yao et al. 2024,
+    "tau-bench" (arXiv:2406.12045). Samples, arguments, errors and the interval are those of `pass_at_k`.
+
+    Args:
+        outcomes: The outcomes of all executions.
+        k: The number of samples that must all pass.
+        field: The field that says whether a sample passed: true or false, or 1 or 0.
+        by: The variable, or the variables, that name the input of a sample. By default, all variables but `repeat`.
+
+    Returns:
+        The estimate.
+
+    Raises:
+        ConfigurationError: An input has fewer than k samples, or a sample lacks the field or a variable.
+    """
+    return _estimate(outcomes, k, field, by, is_hat=True)
+
+
+def _estimate(
+    outcomes: Iterable[Outcome], k: int, field: str, by: str | Sequence[str] | None, *, is_hat: bool
+) -> PassAtK:
     if k < 1:
         raise ConfigurationError(f"k is {k}: it must be 1 or more")
     names = [by] if isinstance(by, str) else by
@@ -95,14 +126,22 @@ def pass_at_k(
         count, passed = len(samples), sum(samples)
         if count < k:
             raise ConfigurationError(
-                f"pass@{k} needs {k} samples of each input, and {name[:200]} has {count}{unfinished}: run more "
-                "samples, or name the variables that the samples of an input share, as in by='task'"
+                f"{_name_estimate(k, is_hat)} needs {k} samples of each input, and {name[:200]} has "
+                f"{count}{unfinished}: run more samples, or name the variables that the samples of an input share, as "
+                "in by='task'"
             )
-        estimates.append(1.0 - math.comb(count - passed, k) / math.comb(count, k))
+        if is_hat:
+            estimates.append(math.comb(passed, k) / math.comb(count, k))
+        else:
+            estimates.append(1.0 - math.comb(count - passed, k) / math.comb(count, k))
     value = math.fsum(estimates) / len(estimates)
     low, high = _compute_interval(estimates, value)
     sample_count = sum(map(len, verdicts.values()))
-    return PassAtK(k, value, low, high, len(verdicts), sample_count, counts["failed"], counts["unfinished"])
+    return PassAtK(k, value, low, high, len(verdicts), sample_count, counts["failed"], counts["unfinished"], is_hat)
+
+
+def _name_estimate(k: int, is_hat: bool) -> str:
+    return f"pass^{k}" if is_hat else f"pass@{k}"
 
 
 def _describe_unfinished(count: int) -> str:

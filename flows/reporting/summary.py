@@ -111,6 +111,8 @@ class RunSummary:
     unfinished: int = 0  # executions that did not run to the end, so rates leave them out
     incomplete: int = 0  # groups of repeats whose numbers are from fewer repeats than the run has
     silent: int = 0  # executions that succeeded without a call of SUBMIT
+    passed: int = 0  # executions whose check submitted `passed` as true
+    not_passed: int = 0  # executions whose check submitted `passed` as false
     exited: int = 0  # executions that succeeded, and called sys.exit before SUBMIT
     retried: int = 0
     seconds: float = 0.0  # run time of the code in all executions
@@ -183,6 +185,10 @@ class RunSummary:
         has_exited = get_status(result) == "exited"
         self.exited += has_exited
         self.silent += not (result.meta.submitted or result.meta.pruned or has_exited)
+        verdict = result.outputs.get("passed") if result.meta.judged is not None else None
+        if verdict in (False, True):  # So 0 and 1 count, too.
+            self.passed += bool(verdict)
+            self.not_passed += not verdict
         if self.first_result is None:
             self.first_result = result
 
@@ -213,6 +219,11 @@ class RunSummary:
             (self.not_run, "{:,} not run"),
         ]
         counts = [f"{self.succeeded:,} of {total:,} {noun}s succeeded"]
+        verdict_count = self.passed + self.not_passed
+        if verdict_count:
+            others.insert(0, (self.not_passed, "{:,} did not pass"))
+            others.insert(1, (self.succeeded - verdict_count, "{:,} succeeded without a verdict"))
+            counts = [f"{self.passed:,} of {total:,} {noun}s passed"]
         counts += [text.format(count) for count, text in others if count]
         text = ", ".join(counts)
         if self.unfinished:  # These are among the failed ones and those not run.

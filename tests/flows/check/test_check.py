@@ -11,6 +11,7 @@ from rlm_batch import (
     ConfigurationError,
     Failure,
     LocalSandbox,
+    OutcomeUnknown,
     VolumeError,
     batch,
     chunks,
@@ -66,7 +67,7 @@ SUBMIT(y=float("nan"))
         return {
             "fields": {name: str(value) for name, value in submitted.items()},
             "last": stdout.split()[-1],
-            "error": None if error is None else error.splitlines()[-1],
+            "error": None if error is None else (error["error"], error["type"], error["message"], error["line"]),
             "is_timed": seconds > 0,
             "data": data.read_text(),
             "missing": missing,
@@ -76,7 +77,7 @@ SUBMIT(y=float("nan"))
     common = {"is_timed": True, "missing": 7}
     assert [result.outputs for result in results] == [
         {"fields": {"y": "nan"}, "last": "0", "error": None, "data": "0", **common},
-        {"fields": {}, "last": "1", "error": "ValueError: no", "data": "1", **common},
+        {"fields": {}, "last": "1", "error": ["CodeError", "ValueError", "no", 6], "data": "1", **common},
         {"fields": {}, "last": "2", "error": None, "data": "2", **common},
     ]
     assert [result.meta.collected for result in results] == [()] * 3
@@ -195,7 +196,7 @@ async def test_a_check_judges_no_code_that_did_not_begin(tmp_path, monkeypatch):
         assert failure.meta.judged is None
 
 
-async def test_a_retry_is_judged_without_the_files_of_the_attempt_before(tmp_path, short_delays):
+async def test_a_retry_whose_sandbox_is_lost_is_not_judged_by_the_attempt_before(tmp_path, short_delays):
     code = f"""
 import os, signal
 if os.path.exists({str(tmp_path / "ran")!r}): os.kill(os.getppid(), signal.SIGKILL)
@@ -204,8 +205,11 @@ open("answer", "w").close()
 raise ValueError
 """
     check = "import os\nSUBMIT(files=os.listdir(folder))"
-    (result,) = await batch([code], check=check, provider="local:none", retry_code_errors=True, retries=1)
-    assert result.files == []
+    options: dict[str, Any] = {"provider": "local:none", "retry_code_errors": True, "retries": 1}
+    (failure,) = await batch([code], check=check, on_failure="return", **options)
+    assert isinstance(failure, Failure)
+    assert isinstance(failure.error, OutcomeUnknown)
+    assert failure.meta.judged is None
 
 
 async def test_a_sweeps_objective_is_the_checks(tmp_path):

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from rlm_batch import CodeError, ConfigurationError, Failure, Result, pass_at_k
+from rlm_batch import CodeError, ConfigurationError, Failure, Result, pass_at_k, pass_hat_k
 from rlm_batch.flows.reporting.summary import RunSummary
 from rlm_batch.sandbox import errors
 from rlm_batch.sandbox.meta import Meta, QuerySummary
@@ -40,6 +40,21 @@ def test_the_estimate_is_the_share_of_all_choices_of_k_samples_with_a_pass(k):
     estimate = pass_at_k(samples("+----", "++---", "-----"), k)
     assert estimate.value == pytest.approx(sum(expected) / 3)
     assert (estimate.inputs, estimate.samples, estimate.failures) == (3, 15, 0)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 5])
+def test_pass_hat_k_is_the_share_of_all_choices_of_k_samples_that_all_pass(k):
+    verdicts = ("++++-", "++---", "+++++")
+    shares: list[float] = []
+    for text in verdicts:
+        choices = [*itertools.combinations(text, k)]
+        shares.append(sum(set(choice) == {"+"} for choice in choices) / len(choices))
+    estimate = pass_hat_k(samples(*verdicts), k)
+    assert estimate.value == pytest.approx(sum(shares) / 3)
+    assert estimate.low < estimate.value < estimate.high
+    assert str(estimate).startswith(f"pass^{k} = {estimate.value:.3f} (95 %: ")
+    with pytest.raises(ConfigurationError, match=r"pass\^6 needs 6 samples"):
+        pass_hat_k(samples(*verdicts), 6)
 
 
 def test_inputs_are_told_apart_by_all_variables_but_repeat_or_by_those_that_are_named():
