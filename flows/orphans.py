@@ -117,7 +117,7 @@ def _find_own_reason(info: SandboxInfo, now: float) -> str | None:
         return "its host has died"
     if 0 < info.expires <= now:
         return "its lifetime is over"
-    if _is_owner_alive(info) is False:
+    if is_owner_alive(info) is False:
         return "its process has ended"
     return None
 
@@ -131,7 +131,7 @@ async def _judge_run(
     caller = await _find_outermost_caller(client, run)
     if caller is not None and caller.state is not None and caller.state.is_final():
         return f"the flow run that called its own is {caller.state.name}", ""
-    is_seen = older_than is None and all(_is_owner_alive(info) for info in boxes)
+    is_seen = older_than is None and all(is_owner_alive(info) for info in boxes)
     silence = 0.0 if is_seen else await measure_silence(client, run, boxes, now)
     if older_than is not None and silence > older_than:
         return f"{_describe_state(run)}, and has been silent for more than {older_than:,.0f} s", ""
@@ -183,7 +183,7 @@ async def read_flow_runs(client: PrefectClient, ids: Iterable[uuid.UUID]) -> dic
     return runs
 
 
-def _is_owner_alive(info: SandboxInfo) -> bool | None:
+def is_owner_alive(info: SandboxInfo) -> bool | None:
     """Return whether the process that opened a sandbox lives; None if it is on another machine.
 
     The machine's name is compared too: a copy of a machine's memory image has the same boot id and process ids.
@@ -217,7 +217,7 @@ async def measure_silence(client: PrefectClient, run: FlowRun, boxes: list[Sandb
 def _describe_left(owner: str, boxes: list[SandboxInfo], about: str) -> str:
     """Return a sentence that an owner's sandboxes stay, and what removes them."""
     start = f"left: {_count(boxes)} of {owner}"
-    if all(_is_owner_alive(info) for info in boxes):
+    if all(is_owner_alive(info) for info in boxes):
         return f"{start}, whose process is alive on this machine"
     hosts = ", ".join(sorted({info.host or "an unknown machine" for info in boxes}))
     return f"{start} on {hosts}, {about}; reap on that machine removes them once their process has ended"

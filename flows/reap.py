@@ -17,7 +17,15 @@ from ..sandbox.errors import RlmBatchError, SandboxesLeft
 from ..sandbox.outcomes.server_message import describe_server_error
 from ..tasks.capacity.limits import return_lost_slots
 from .listener import FlowListener
-from .orphans import MIN_SILENCE_SECONDS, describe_removal, find_orphans, get_server_id, measure_silence, remove_orphans
+from .orphans import (
+    MIN_SILENCE_SECONDS,
+    describe_removal,
+    find_orphans,
+    get_server_id,
+    is_owner_alive,
+    measure_silence,
+    remove_orphans,
+)
 from .parameters import Provider
 from .prefect_flow import define_function_flow, get_current_flow
 from .registry import FLOWS, load_model
@@ -77,7 +85,7 @@ async def reap(
         listener.on_warning(sentence)
 
     block = await resolve_provider(provider)
-    await _end_dead_runs(report, dry_run=dry_run)
+    await _end_dead_runs(block, report, dry_run=dry_run)
     findings = await find_orphans(block, await get_server_id(), older_than, takes_kept=kept)
     for sentence in findings.kept:
         report(sentence)
@@ -114,15 +122,17 @@ async def reap(
     return [orphan.info.id for orphan in removed]
 
 
-async def _end_dead_runs(report: Callable[[str], None], *, dry_run: bool) -> None:
-    """Let the flow runs that no process runs any more end as Crashed, and report each."""
+async def _end_dead_runs(block: SandboxProvider, report: Callable[[str], None], *, dry_run: bool) -> None:
+    """Let the flow runs that no process runs any more end as Crashed, and report each. Raises RlmBatchError."""
+    alive = {info.run for info in await block.list_sandboxes() if is_owner_alive(info)}
     ours = [*(load_model(name).prefect_name for name in FLOWS), "rlm-shard"]
     flows = FlowFilter.model_validate({"name": {"any_": ours}})
     running = FlowRunFilter.model_validate({"state": {"type": {"any_": ["RUNNING"]}}})
     verb = "would become" if dry_run else "becomes"
     async with get_client() as client:
         for run in await client.read_flow_runs(flow_filter=flows, flow_run_filter=running):
-            if await measure_silence(client, run, [], time.time()) > MAX_SILENCE_SECONDS:
+            is_silent = await measure_silence(client, run, [], time.time()) > MAX_SILENCE_SECONDS
+            if is_silent and str(run.id) not in alive:
                 if not dry_run:
                     await client.set_flow_run_state(run.id, Crashed(message=DEAD))
                 report(f"flow run {run.name} {verb} Crashed: {DEAD}")

@@ -379,23 +379,29 @@ async def test_a_flow_run_whose_process_was_killed_becomes_crashed_and_can_be_re
     client: PrefectClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     killed = (await Deployed.made(code=["SUBMIT(x=1)"], provider="local")).run
+    living = (await Deployed.made(code=["SUBMIT(x=1)"], provider="local")).run  # It sends no heartbeats.
     foreign = await client.create_flow_run(somebodys, state=Running())
-    await client.set_flow_run_state(killed.id, Running(), force=True)
-    box = await LocalSandbox(isolation="none").open(LocalSandbox().labels(str(killed.id), await get_server_id()))
+    block, server = LocalSandbox(isolation="none"), await get_server_id()
+    for run in (killed, living):
+        await client.set_flow_run_state(run.id, Running(), force=True)
+    ended = {"rlm-batch-process": ended_process()}
+    box = await block.open(block.labels(str(killed.id), "") | ended)
+    other_box = await block.open(block.labels(str(living.id), server))
 
     async def read_states() -> list[str | None]:
-        return [(await client.read_flow_run(run.id)).state_name for run in (killed, foreign)]
+        return [(await client.read_flow_run(run.id)).state_name for run in (killed, living, foreign)]
 
     try:
-        await reap("local:none")
-        assert await read_states() == ["Running", "Running"]  # It has begun less than ten minutes ago.
+        await reap("local:none", dry_run=True)
+        assert await read_states() == ["Running"] * 3  # They have begun less than ten minutes ago.
         monkeypatch.setattr("rlm_batch.flows.reap.MAX_SILENCE_SECONDS", 0)
         await reap("local:none", dry_run=True)
-        assert await read_states() == ["Running", "Running"]
+        assert await read_states() == ["Running"] * 3
         assert await reap("local:none") == [box.id]
     finally:
         await box.remove()
-    assert await read_states() == ["Crashed", "Running"]
+        await other_box.remove()
+    assert await read_states() == ["Crashed", "Running", "Running"]
     deployed = Deployed(killed)
     assert await deployed.retry() == SetStateStatus.ACCEPT
     assert (await deployed.execute()).is_completed()
