@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import random
+import re
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -65,6 +66,8 @@ KEY_VARIABLES = {
 OWN_KEY_PROVIDERS = {*KEY_VARIABLES, "azure", "hosted_vllm", "litellm_proxy", "lm_studio", "ollama", "ollama_chat"}
 # Options of deployment runs. Others, such as `base_url` and `fallbacks`, could send a key of the environment elsewhere.
 DEPLOYMENT_OPTIONS = ARGUMENTS | {"extra_body", "logit_bias", "min_p", "n", "service_tier", "thinking", "top_k"}
+# Names that lead LiteLLM to another host: an address, or the ARN of an AgentCore with a wrong region.
+HOST_IN_NAME = re.compile(r"://|agentcore/(?!([^:]*:){3}[a-z0-9-]+:)")
 INSTALL_HINT = "queries need LiteLLM and DSPy, which are not installed: pip install 'rlm-batch[rlm]'"
 
 
@@ -180,6 +183,10 @@ class LiteLLMModel:
             return key
         for name in self.sampling.keys() - DEPLOYMENT_OPTIONS:
             raise ConfigurationError(f"deployments may not use the model's option {name}: remove it from the block")
+        if HOST_IN_NAME.search(self.name):
+            raise ConfigurationError(
+                f"deployments may not use the model {self.name}, whose name has an address: use `api_base`"
+            )
         provider = self._find_provider()
         address = self._find_address(provider)
         has_own_key = bool(key) and provider in OWN_KEY_PROVIDERS

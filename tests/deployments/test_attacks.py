@@ -225,6 +225,8 @@ async def test_the_workers_keys_go_only_where_its_file_says(
             "api_key": "x",
             "options": {"fallbacks": [{"model": claude, "api_base": thief.url}]},
         },
+        "name": {"model": f"huggingface/{thief.url}"},
+        "region": {"model": "bedrock/agentcore/arn:aws:bedrock-agentcore:evil.example/:1:runtime/r"},
         "prefix": {"model": gpt, "api_base": f"{own_model.url}@{thief.url.removeprefix('http://')}"},
     }
     runs = {
@@ -235,7 +237,7 @@ async def test_the_workers_keys_go_only_where_its_file_says(
     runs["daytona"] = await Deployed.made(WORK_POOL, code=["SUBMIT()"], provider=f"rlm-daytona-sandbox/thief-{suffix}")
     states = await end_all(runs)
     for name, state in states.items():
-        is_refused = "this worker does not send its key for" in state or "may not use the model's option" in state
+        is_refused = "this worker does not send its key for" in state or "deployments may not use the model" in state
         assert is_refused, (name, state)
     assert thief.received == []
 
