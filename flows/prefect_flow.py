@@ -346,13 +346,15 @@ def _bind_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs:
 
 
 async def _resolve_futures(values: dict[str, Any]) -> None:
-    """Replace arguments that are Prefect futures, or lists of futures such as that of `Task.map`, by their results."""
+    """Replace arguments that are Prefect futures, and futures in lists such as that of `Task.map`, by their results."""
     for name, value in values.items():
-        if isinstance(value, PrefectFuture):
-            values[name] = await asyncio.to_thread(value.result)
-        elif isinstance(value, list) and value and isinstance(value[0], PrefectFuture):
-            futures: list[PrefectFuture[Any]] = value
-            values[name] = [await asyncio.to_thread(future.result) for future in futures]
+        values[name] = await _resolve_future(value)
+        if isinstance(value, list) and any(isinstance(item, PrefectFuture) for item in value):
+            values[name] = [await _resolve_future(item) for item in value]
+
+
+async def _resolve_future(value: Any) -> Any:
+    return await asyncio.to_thread(value.result) if isinstance(value, PrefectFuture) else value
 
 
 def _document_parameters(function: Callable[..., Any]) -> str:

@@ -85,7 +85,7 @@ def test_futures_are_resolved_as_in_prefects_own_flows():
 
     @flow
     def run_sync() -> list[list[int]]:
-        sources: list[Any] = [list_rows.submit(), make_row.map([3, 4]), [make_row.submit(5)]]
+        sources: list[Any] = [list_rows.submit(), make_row.map([3, 4]), [make_row.submit(5), {"x": 6}]]
         return [[result.y for result in batch.sync("SUBMIT(y=x)", source)] for source in sources]
 
     @flow
@@ -98,7 +98,7 @@ def test_futures_are_resolved_as_in_prefects_own_flows():
         rows: Any = fail.submit()
         batch.sync("SUBMIT(y=x)", rows)
 
-    assert run_sync() == [[1, 2], [3, 4], [5]]
+    assert run_sync() == [[1, 2], [3, 4], [5, 6]]
     assert asyncio.run(run_async()) == [1, 2]
     with pytest.raises(ValueError, match="no rows today"):
         run_failed()
