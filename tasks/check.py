@@ -22,22 +22,27 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from ..sandbox.errors import (
     CheckError,
     CodeCrashed,
+    CodeError,
     ConfigurationError,
     OutcomeUnknown,
     RlmBatchError,
     SandboxLost,
     SubmitError,
+    error_from_json,
     error_to_json,
 )
 from ..sandbox.meta import Meta
 from ..sandbox.outcomes.text_escape import change_texts
 from ..sandbox.requests.execution_request import encode_variable
-from ..sandbox.result import Outcome, Result
+from ..sandbox.result import Failure, Outcome, Result
 from ..sandbox.wire.strict_json import NotJsonError
 from .execution import Execution
+from .ledger.collected_files import FOLDER_NAME as FILES_FOLDER_NAME
 
 # The variables that a check gets besides those of the execution.
 NAMES = ("submitted", "stdout", "error", "seconds", "folder")
@@ -114,6 +119,61 @@ def describe_error(error: RlmBatchError) -> dict[str, Any]:
     return change_texts(described, _replace_surrogates)
 
 
+class _JudgedFields(BaseModel):
+    """The fields of `meta.judged` from which the outcome of the execution is restored."""
+
+    outputs: dict[str, Any]
+    submitted: bool
+    error: dict[str, Any] | str | None  # Earlier versions wrote the error's text.
+
+
+def restore_ended(outcome: Outcome) -> Outcome | None:
+    """Return the outcome of an execution for another check, from an outcome of an earlier run in a ledger.
+
+    The fields of the earlier check do not count, and those of the code are data. The return value is None if no check
+    judges the execution, or if the ledger is damaged.
+    """
+    meta, facts = outcome.meta, outcome.meta.judged
+    ended = outcome
+    if facts is not None:
+        try:
+            fields = _JudgedFields.model_validate(facts)
+            meta = replace(meta, judged=None, submitted=fields.submitted)
+            error = CodeError(fields.error) if isinstance(fields.error, str) else fields.error
+            if error is None:
+                ended = Result(fields.outputs, meta)
+            else:
+                ended = Failure(error_from_json(error) if isinstance(error, dict) else error, meta)
+        except (ValueError, KeyError, TypeError):
+            return None
+    if isinstance(ended, Result):
+        return None if meta.pruned else ended
+    ended.error.meta = meta
+    return ended if is_judged(ended.error) else None
+
+
+def archive_collected(ledger: Path, meta: Meta) -> bytes:
+    """Return a ZIP archive of the files of an execution that an earlier run collected.
+
+    Raises:
+        OSError: A file cannot be read.
+        ValueError: A file is not in the folder of a single execution of this ledger, or is not a regular file.
+    """
+    if not meta.collected:
+        return b""
+    root = ledger / FILES_FOLDER_NAME
+    real_root = root.resolve(strict=True)
+    folders: set[str] = set()
+    for path in map(Path, meta.collected):
+        name = path.relative_to(root)
+        has_links = path.resolve(strict=True) != real_root / name
+        if has_links or not path.is_file():
+            raise ValueError(f"{path} is not a collected file")
+        folders.add(name.parts[0])
+    (folder,) = folders
+    return build_archive(root / folder, meta.collected)[0]
+
+
 def build_archive(folder: Path, paths: Iterable[str]) -> tuple[bytes, list[str]]:
     """Return a ZIP archive of files below a folder of the host, and a sentence for each file beyond its limits."""
     remaining_bytes = MAX_BYTES
@@ -160,6 +220,8 @@ def _build_judged_meta(execution: Execution, judged: Outcome, check: Meta | None
         "check_stdout": check.stdout,
         "check_stderr": check.stderr,
     }
+    if execution.ended_earlier:
+        facts["again"] = True  # Another line of the ledger has the execution's usage of models.
     if execution.archive_problems:
         facts["missing_files"] = execution.archive_problems
     return replace(judged.meta, attempt=execution.attempt, earlier_errors=execution.earlier_errors, judged=facts)

@@ -45,9 +45,11 @@ class Execution:
     encoded_variables: dict[str, EncodedVariable] = field(default_factory=dict[str, EncodedVariable])
     errors: list[RlmBatchError] = field(default_factory=list[RlmBatchError])  # the errors of failed attempts
     pruning: Pruning | None = None  # None if the execution is never pruned
+    unchecked_key: str = ""  # the key without the run's check; empty without a check
     is_done: bool = False  # True once an outcome is recorded
     is_checked: bool = True  # False if the flow run's check does not judge this execution
     ended: Outcome | None = None  # the outcome of an execution that waits for its check
+    ended_earlier: bool = False  # True if `ended` is from an earlier run
     archive: bytes = b""  # the files for the check, as ZIP
     archive_problems: tuple[str, ...] = ()  # a sentence for each file that the archive lacks
     place: Place = NO_PLACE  # the group and the repeat, if each input runs several times
@@ -223,6 +225,7 @@ def assign_keys(
         if digests is not None:
             settings = {**settings, "file": digests[variables["path"]]}
         digest = _digest(code, variables, settings)
+        unchecked_digest = _digest(code, variables, without_check(settings)) if "check" in settings else b""
         suffix = b""
         if place.repeat and digest == last_digest:
             # A later repeat is no further occurrence, so equal inputs keep their keys if the run is resumed with more
@@ -233,13 +236,20 @@ def assign_keys(
         else:
             counts[digest] += 1
             last_digest, occurrence = digest, counts[digest]
-        key = hashlib.sha256(digest + occurrence.to_bytes(8, "big") + suffix).hexdigest()
-        yield Execution(index, code, variables, key, place=place)
+        suffix = occurrence.to_bytes(8, "big") + suffix
+        key = hashlib.sha256(digest + suffix).hexdigest()
+        unchecked_key = hashlib.sha256(unchecked_digest + suffix).hexdigest() if unchecked_digest else ""
+        yield Execution(index, code, variables, key, unchecked_key=unchecked_key, place=place)
 
 
 def add_index(fingerprint: dict[str, Any], seed_numbers: int | tuple[int, ...]) -> dict[str, Any]:
     """Return the fingerprint of one execution. With a seed, it contains the numbers of the execution's seed."""
     return {**fingerprint, "index": seed_numbers} if "prepare_seed" in fingerprint else fingerprint
+
+
+def without_check(fingerprint: dict[str, Any]) -> dict[str, Any]:
+    """Return the fingerprint of a flow run that has no check and is otherwise the same."""
+    return {name: value for name, value in fingerprint.items() if name != "check"}
 
 
 def compute_key(

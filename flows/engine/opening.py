@@ -18,7 +18,7 @@ from ...tasks.capacity.slots import open_slots
 from ...tasks.execution import assign_keys
 from ...tasks.host_tools import load_function
 from ...tasks.ledger.ledger import Ledger
-from ...tasks.ledger.result_index import ResultCache, ResultIndex, get_results_root
+from ...tasks.ledger.result_index import ResultCache, ResultIndex, find_ended_lines, get_results_root
 from ...tasks.ledger.run_record import KEY_VERSION, RunRecord, list_run_records
 from ...tasks.ledger.shards import ShardStore
 from ...tasks.tracing import set_run_totals
@@ -179,7 +179,9 @@ async def _open_cache(run: Run) -> ResultCache:
     for line in sorted(lines.values(), key=lambda line: line.written_at):
         if line.data.get("index") is not None:
             latest_keys[line.data["index"]] = line.key
-    return ResultCache(run.ledger, lines, index, latest_keys)
+    ended_lines = {} if run.check is None else find_ended_lines(lines.values())
+    has_files = bool(run.options.collect)
+    return ResultCache(run.ledger, lines, index, run.check, has_files, ended_lines, latest_keys)
 
 
 def _warn_of_old_keys(run: Run) -> None:

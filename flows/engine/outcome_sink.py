@@ -58,7 +58,7 @@ class OutcomeSink:
 
     def record(self, execution: Execution, outcome: Outcome) -> None:
         """Record the outcome of an execution that ran here. Raises OSError if the ledger cannot be written."""
-        self.run.ledger.write_outcome(execution.key, outcome)
+        self.run.ledger.write_outcome(execution.key, outcome, execution.unchecked_key)
         execution.ended, execution.archive = None, b""  # Free their memory.
         self._store(execution, outcome)
         self._publish(execution, outcome)

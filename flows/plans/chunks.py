@@ -18,7 +18,7 @@ from ...sandbox.outcomes.text_escape import escape_text
 from ...sandbox.requests.execution_request import EncodedVariable, encode_variable
 from ...sandbox.result import MaybeNone, Outcome, Result
 from ...sandbox.wire.strict_json import NotJsonError
-from ...tasks.execution import Execution, add_index, compute_key, number_seed
+from ...tasks.execution import Execution, add_index, compute_key, number_seed, without_check
 from ...tasks.ledger.run_record import ReportSpec
 from ...tasks.repeats import REPEAT, Repeats, add_repeat, locate_execution, reads_repeat
 from ..inputs.conversion import Code, DataById, DataItem, Items, PathText
@@ -293,7 +293,10 @@ def _build_executions(run: "Run", code: str, parts: Inputs, fingerprint: dict[st
             if repeat and not needs_repeat:
                 key_settings = {**key_settings, REPEAT: repeat}
             key = compute_key(code, variables, encoded, key_settings)
-            yield Execution(index, code, variables, key, encoded, place=place)
+            unchecked_key = ""
+            if "check" in key_settings:
+                unchecked_key = compute_key(code, variables, encoded, without_check(key_settings))
+            yield Execution(index, code, variables, key, encoded, unchecked_key=unchecked_key, place=place)
 
 
 def _encode(value: Any, description: str) -> EncodedVariable:

@@ -104,9 +104,9 @@ class Ledger:
             os.close(self._lock_descriptor)
             self._lock_descriptor = None
 
-    def write_outcome(self, key: str, outcome: Outcome) -> None:
+    def write_outcome(self, key: str, outcome: Outcome, unchecked_key: str = "") -> None:
         """Append the line of an outcome. Raises OSError as `write_line` does."""
-        self.write_line(encode_line(key, outcome))
+        self.write_line(encode_line(key, outcome, unchecked_key))
 
     def write_line(self, data: bytes) -> LinePosition | None:
         """Append one line and return its position, or None if the ledger is at a location.

@@ -46,6 +46,7 @@ class LineFields(BaseModel):
     key: str
     at: float
     meta: Meta
+    unchecked_key: str = ""
     index: int | None = None
     outputs: dict[str, Any] = {}
     error: ErrorFields | None = None
@@ -73,6 +74,13 @@ class LedgerLine:
     is_success: bool
     data: dict[str, Any]
     position: LinePosition  # For a ledger at a location, in a local copy that is deleted with its `Ledger` object.
+
+    @property
+    def ended_key(self) -> str:
+        """The key by which a check finds the execution's own outcome; empty if the execution has to run again."""
+        if self.data["meta"].get("judged") is not None:
+            return self.data.get("unchecked_key", "")
+        return self.key if self.is_success else ""
 
     def to_outcome(self) -> Outcome:
         """Return the result or the failure that the line holds."""
@@ -120,10 +128,12 @@ def check_version(data: Any, path: object) -> None:
         )
 
 
-def encode_line(key: str, outcome: Outcome) -> bytes:
-    """Return the line of an outcome."""
+def encode_line(key: str, outcome: Outcome, unchecked_key: str = "") -> bytes:
+    """Return the line of an outcome. A judged one has `unchecked_key`, by which another check finds it."""
     status = "succeeded" if isinstance(outcome, Result) else "failed"
     start = {"index": outcome.meta.index, "attempt": outcome.meta.attempt, "status": status}
+    if unchecked_key and outcome.meta.judged is not None:
+        start["unchecked_key"] = unchecked_key
     return encode_fields(key, {**start, **outcome_to_json(outcome)})
 
 
@@ -179,6 +189,8 @@ def count_usage(parts: Iterable[Path]) -> Usage:
                     unfinished[attempt] = USAGE.validate_python(line["usage"])
                 else:
                     unfinished.pop(attempt, None)
+                    if (line["meta"].get("judged") or {}).get("again"):
+                        continue
                     queries = QUERIES.validate_python(line["meta"].get("queries") or {})
                     total += Usage(queries.calls, queries.prompt_tokens, queries.completion_tokens, queries.cost)
             except (ValueError, TypeError, KeyError, AttributeError, RecursionError):

@@ -6,13 +6,14 @@ An index is built from the ledgers and can be deleted at any time. A refresh rea
 import os
 import re
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...blocks.storage.location import make_private_directory, resolve_data_dir
 from ...sandbox.result import Failure, Result
+from ..check import Check, archive_collected, restore_ended
 from ..execution import Execution, is_interruption, with_index
 from ..repeats import NO_PLACE
 from .ledger import Ledger, list_files
@@ -25,6 +26,7 @@ create table if not exists results (
 """
 
 SPILLED_FILE = re.compile(r"[0-9a-f]{24}\.(jsonl?|txt)")  # a hash of the content
+ENDED = "ended "  # begins the keys of the index for executions' own outcomes
 ReadKeys = Callable[[Path, int], Iterator[tuple[str | None, LinePosition]]]
 
 
@@ -104,10 +106,24 @@ class ResultIndex(PartIndex):
             return None  # The ledger was deleted or changed since the last refresh.
         return line if line.is_success else None
 
+    def find_ended(self, key: str) -> LedgerLine | None:
+        """Return the line with an execution's own outcome by its key without a check, if a ledger still has it."""
+        position = self.find_position(ENDED + key)
+        line = None if position is None else read_line(position)
+        return line if line is not None and line.ended_key == key else None
+
 
 def _read_success_keys(part: Path, offset: int) -> Iterator[tuple[str | None, LinePosition]]:
     for line in read_part_lines(part, offset):
         yield (line.key if line.is_success else None), line.position
+        if line.ended_key:
+            yield ENDED + line.ended_key, line.position
+
+
+def find_ended_lines(lines: Iterable[LedgerLine]) -> dict[str, LedgerLine]:
+    """Return the latest lines with an execution's own outcome, by the key without a check."""
+    in_order = sorted(lines, key=lambda line: line.written_at)
+    return {line.ended_key: line for line in in_order if line.ended_key}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +133,9 @@ class ResultCache:
     ledger: Ledger
     lines: dict[str, LedgerLine]  # the ledger's lines by key when the run started, until their executions are looked up
     index: ResultIndex | None = None
+    check: Check | None = None  # judges outcomes of earlier runs again, which it has not judged
+    has_files: bool = False  # True if the ledgers have the files that the check needs
+    ended_lines: dict[str, LedgerLine] = field(default_factory=dict[str, LedgerLine])  # of `find_ended_lines`
     # the last line's key by an execution's index
     latest_keys: Mapping[int, str] = field(default_factory=dict[int, str])
 
@@ -125,7 +144,8 @@ class ResultCache:
     ) -> Result | None:
         """Return the result that the execution has from an earlier run, if `should_take` accepts it.
 
-        Call this once for each execution.
+        An execution that only another check has judged gets its own outcome, so only the check runs. Call this once
+        for each execution.
         """
         own_line = self.lines.pop(execution.key, None)
         if own_line is not None:
@@ -144,7 +164,26 @@ class ResultCache:
             if isinstance(outcome, Result) and should_take(outcome):
                 self._write_to_own_ledger(execution, outcome)
                 return outcome
+        if self.check is not None and execution.is_checked and execution.unchecked_key:
+            self._restore_ended(self.check, execution)
         return None
 
+    def _restore_ended(self, check: Check, execution: Execution) -> None:
+        """Set the execution's own outcome if a ledger has it, with the files that the check needs."""
+        line = self.ended_lines.pop(execution.unchecked_key, None)
+        if line is None and self.index is not None:
+            line = self.index.find_ended(execution.unchecked_key)
+        ended = None if line is None else restore_ended(line.to_outcome())
+        if line is None or ended is None or (check.needs_files and not self.has_files):
+            return
+        if check.needs_files:
+            try:
+                execution.archive = archive_collected(Path(line.position.part).parent, ended.meta)
+            except (OSError, ValueError):
+                return
+            execution.archive_problems = ended.meta.not_collected
+        execution.ended, execution.ended_earlier = with_index(ended, execution.index, execution.place), True
+
     def _write_to_own_ledger(self, execution: Execution, result: Result) -> None:
-        self.ledger.write_outcome(execution.key, with_index(result, execution.index, execution.place))
+        outcome = with_index(result, execution.index, execution.place)
+        self.ledger.write_outcome(execution.key, outcome, execution.unchecked_key)

@@ -116,9 +116,11 @@ async def test_a_resumed_run_keeps_the_results_of_the_same_check(tmp_path):
     assert [type(result).__name__ for result in first] == ["Failure", "Result", "Result"]
     again = await batch(code, inputs(3), check=check, on_failure="return", **options)
     assert [getattr(result, "outputs", None) for result in again] == [None, {"passed": True}, {"passed": True}]
-    assert ran.read_text() == "x" * 4
-    await batch(code, inputs(3), check=f"{check}  # another check", on_failure="return", **options)
-    assert ran.read_text() == "x" * 7
+    another = await batch(code, inputs(3), check="SUBMIT(passed=submitted['y'] == x)", **options)
+    assert [result.outputs for result in another] == [{"passed": True}] * 3
+    assert ran.read_text() == "x" * 3  # No code ran again, not even that of the failed check.
+    await batch(f"{code}  # changed", inputs(3), check=check, on_failure="return", **options)
+    assert ran.read_text() == "x" * 6
 
 
 @pytest.mark.parametrize("reuse", [False, True])

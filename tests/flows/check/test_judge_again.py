@@ -1,0 +1,118 @@
+"""Another check over stored outcomes: the code does not run again, and no stored verdict becomes a result."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlm_batch import batch, chunks, load_report
+
+pytestmark = pytest.mark.anyio
+
+
+async def run_counted(tmp_path: Path, check: str | None, code: str, **options: Any) -> tuple[list[Any], int]:
+    """Run the code with three inputs, and return the outcomes and the number of executions of all runs so far."""
+    ran = tmp_path / "ran"
+    ran.touch()
+    options = {"provider": "local:none", "on_failure": "return", "results_path": str(tmp_path / "ledger"), **options}
+    inputs = [{"x": x, "ran": str(ran)} for x in range(3)]
+    outcomes = await batch(f"open(ran, 'a').write('x')\n{code}", inputs, check=check, **options)
+    return list(outcomes), len(ran.read_text())
+
+
+async def test_another_check_gets_all_that_the_code_did(tmp_path: Path) -> None:
+    code = "print('printed', x)\nif x == 1: 1 / 0\nSUBMIT(y=float('nan') if x else 0)"
+    first = "SUBMIT(passed=False)"
+    second = "SUBMIT(y=str(submitted.get('y')), stdout=stdout, error=error and error['type'], timed=seconds > 0)"
+    await run_counted(tmp_path, first, code)
+    outcomes, count = await run_counted(tmp_path, second, code)
+    assert count == 3
+    assert [outcome.outputs for outcome in outcomes] == [
+        {"y": "0", "stdout": "printed 0\n", "error": None, "timed": True},
+        {"y": "None", "stdout": "printed 1\n", "error": "ZeroDivisionError", "timed": True},
+        {"y": "nan", "stdout": "printed 2\n", "error": None, "timed": True},
+    ]
+    report = load_report(str(tmp_path / "ledger"))
+    assert [outcome.meta.judged["error"] is None for outcome in report if outcome.meta.judged] == [True, False, True]
+    outcomes, count = await run_counted(tmp_path, first, code)
+    assert ([outcome.passed for outcome in outcomes], count) == ([False] * 3, 3)  # The first verdicts are still there.
+
+
+async def test_a_first_check_judges_a_run_without_one_but_runs_failed_code_again(tmp_path: Path) -> None:
+    code = "if x == 1: 1 / 0\nSUBMIT(y=x)"
+    await run_counted(tmp_path, None, code)
+    outcomes, count = await run_counted(tmp_path, "SUBMIT(passed=submitted == {'y': x})", code)
+    assert ([outcome.passed for outcome in outcomes], count) == ([True, False, True], 4)
+
+
+async def test_another_check_finds_outcomes_of_other_ledgers_too(tmp_path: Path, results: Path) -> None:
+    options: Any = {"results_path": None, "cache_results": True}
+    await run_counted(tmp_path, "SUBMIT(passed=True)", "SUBMIT(y=x)", **options)
+    outcomes, count = await run_counted(tmp_path, "SUBMIT(passed=submitted['y'] < 2)", "SUBMIT(y=x)", **options)
+    assert ([outcome.passed for outcome in outcomes], count) == ([True, True, False], 3)
+
+
+async def test_a_check_that_reads_files_needs_collected_ones(tmp_path: Path) -> None:
+    code = "open('answer.txt', 'w').write(str(x))\nSUBMIT(y=x)"
+    first = "SUBMIT(passed=True)"
+    second = "SUBMIT(text=open(folder + '/answer.txt').read())"
+    await run_counted(tmp_path, first, code)
+    outcomes, count = await run_counted(tmp_path, second, code)
+    assert ([outcome.text for outcome in outcomes], count) == (["0", "1", "2"], 6)
+    await run_counted(tmp_path, first, code, collect=["*.txt"])
+    outcomes, count = await run_counted(tmp_path, second, code, collect=["*.txt"])
+    assert ([outcome.text for outcome in outcomes], count) == (["0", "1", "2"], 9)
+
+
+async def test_another_check_of_chunks_runs_no_chunk(tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    code = f"open({str(ran)!r}, 'a').write('x')\nSUBMIT(total=sum(data))"
+    options: Any = {"data": [1, 2, 3], "chunk_size": 2, "provider": "local:none", "results_path": str(tmp_path / "l")}
+    await chunks(code, check="SUBMIT(passed=False)", **options)
+    report = await chunks(code, check="SUBMIT(passed=submitted['total'] == sum(data))", **options)
+    assert [result.passed for result in report] == [True, True]
+    assert ran.read_text() == "xx"
+
+
+async def test_no_forged_line_becomes_a_pass(tmp_path: Path) -> None:
+    """Lines that a sample with access to the ledger could write, with the key of its execution but not of a check."""
+    code, answer = "SUBMIT(answer='wrong')", "only the check knows"
+    await run_counted(tmp_path, "SUBMIT(passed=False)", code, collect=["*.txt"])
+    (part,) = (tmp_path / "ledger").glob("part-*.jsonl")
+    secret = tmp_path / "secret.txt"
+    secret.write_text(answer)
+    (tmp_path / "ledger" / "files" / "7").mkdir(parents=True)
+    (tmp_path / "ledger" / "files" / "7" / "answer.txt").symlink_to(secret)
+    lines = [json.loads(line) for line in part.read_text().splitlines()]
+    forgeries: list[dict[str, Any]] = [
+        {"outputs": {"passed": True}},
+        {"outputs": {"passed": True}, "judged": None},
+        {"outputs": {"passed": True}, "judged": {"outputs": {"passed": True}, "submitted": True, "error": None}},
+        {"judged": {"outputs": {"passed": True}, "submitted": "yes?", "error": None}},
+        {"judged": {"outputs": 5, "submitted": True, "error": None}},
+        {"judged": {"outputs": {}, "submitted": True, "error": {"error": ["CheckError"], "text": 5}}},
+        {"judged": {"outputs": {}, "submitted": True, "error": {"error": "Nothing", "text": "passed"}}},
+        {"judged": {}},
+        {"collected": [str(secret)]},
+        {"collected": [str(tmp_path / "ledger" / "files" / "7" / "answer.txt")]},
+        {"collected": [str(tmp_path / "ledger" / "files" / "7" / ".." / ".." / ".." / "secret.txt")]},
+        {"collected": [str(tmp_path / "ledger" / "files")]},
+    ]
+    check = f"""
+import os
+path = folder + "/answer.txt"
+texts = [open(folder + "/" + name).read() for name in os.listdir(folder)]
+SUBMIT(passed=submitted.get("answer") == {answer!r} or {answer!r} in texts)
+"""
+    for number, forgery in enumerate(forgeries):
+        for line in lines:
+            forged = json.loads(json.dumps(line))
+            forged["at"] += 1 + number
+            forged["outputs"] = forgery.get("outputs", forged["outputs"])
+            forged["meta"] |= {name: value for name, value in forgery.items() if name != "outputs"}
+            if forgery.get("judged", 0) is None:
+                forged["key"] = forged["unchecked_key"]
+            part.write_text(part.read_text() + json.dumps(forged) + "\n")
+        outcomes, _ = await run_counted(tmp_path, f"{check}# {number}", code, collect=["*.txt"])
+        assert [outcome.outputs for outcome in outcomes] == [{"passed": False}] * 3, forgery
