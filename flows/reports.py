@@ -356,10 +356,7 @@ class TrialsReport(Report[Outcome]):
         """
         from .search.study import build_study
 
-        return build_study(
-            self.rows_outcomes, self.spec.objectives, self.space,
-            constraints=self.spec.constraints, storage=storage, name=name,
-        )  # fmt: skip
+        return build_study(self.outcomes, self.spec, storage=storage, name=name)
 
 
 SweepReport: TypeAlias = TrialsReport  # the report of `sweep`

@@ -81,6 +81,8 @@ class Meta:
         group: Number of the input, point or chunk, from 0, in a run with `repeats`; otherwise None.
         repeat: Number of the repeat, from 0, in a run with `repeats`; otherwise None.
         kept_until: Time until which `keep_failed` keeps the sandbox, in epoch seconds; None if it was not kept.
+        ended_at: Time of the host's clock when the attempt ended, in epoch seconds; None for `run_code` and
+            interpreters.
     """
 
     index: int | None = None
@@ -112,6 +114,7 @@ class Meta:
     cpu_seconds: float | None = None
     peak_mib: float | None = None
     kept_until: float | None = None
+    ended_at: float | None = None
 
     @property
     def printed(self) -> str:

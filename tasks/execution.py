@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -94,6 +95,7 @@ class Execution:
             attempt=self.attempt,
             earlier_errors=self.earlier_errors,
             tool_calls=tool_calls or {},
+            ended_at=time.time(),
         )
 
 

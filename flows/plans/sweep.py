@@ -23,6 +23,8 @@ from ..reporting.groups import STATISTICS
 from ..reports import TrialsReport
 from ..search.plan import CONTINUED, continue_search, parse_objectives, plan_search
 from ..search.search import DrawnPoints, execute_search
+from ..search.space import parse_space
+from ..search.start_rows import StartRows, read_start
 from ..search.study import check_search
 
 NotEmpty = Annotated[str, Field(min_length=1)]
@@ -104,13 +106,17 @@ class SweepParameters(Options, FlowParameters[TrialsReport]):
     pruner: Annotated[
         str | None,
         Field(
-            pattern="^(median|asha|hyperband|patient(:[0-9]+)?)$",
-            description="Pruner that ends trials early by their reports: median, asha, hyperband, patient, patient:N.",
+            pattern=r"^((median|asha|hyperband|patient)(\(.*\))?|patient:[0-9]+)$",
+            description="Pruner that ends trials early by their reports: median, asha, hyperband, patient, patient:N; "
+            "or with Optuna's settings, as in median(n_warmup_steps=5).",
         ),
     ] = None
     start: Annotated[
         Items[Variables] | PathText | None,
-        Field(description="Points of the space to try first, or a path to JSON, CSV or Parquet."),
+        Field(
+            description="Points of the space to try first, or a path to JSON, CSV or Parquet. A row that has the "
+            "objective is a known result: the sampler learns it, and it is not run."
+        ),
         CommandLineForm("path"),
     ] = None
     stop_at: Annotated[float | None, Field(description="Objective that ends the search once a trial reaches it.")] = (
@@ -164,15 +170,19 @@ class SweepParameters(Options, FlowParameters[TrialsReport]):
         settings = {**passed, **continued, "constraints": spec.constraints}
         settings["sampler"] = settings["sampler"] or "tpe"
         settings["seed"] = settings["seed"] or 0
-        start = () if self.start is None else tuple(read_inputs(self.start))
-        search = plan_search(self.space, trials, start, self.shards, objectives=spec.objectives, **settings)
+        space = parse_space(self.space)
+        start = StartRows() if self.start is None else read_start(self.start, space, spec, self.aggregate)
+        search = plan_search(
+            space, trials, self.shards,
+            start=start.points, known=start.known, objectives=spec.objectives, **settings,
+        )  # fmt: skip
         check_search(search)
         check_variables(code, search.space.alternatives, self.options, self.repeats)
         if report is not None and continued:
             described = ", ".join(f"{name} {value}" for name, value in continued.items())
             report(f"the search continues with {described}: pass other values to change that")
         if report is not None:
-            for line in search.space.describe():
+            for line in [*search.space.describe(), *start.describe()]:
                 report(line)
         return self._plan_trials(
             code,

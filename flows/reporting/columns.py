@@ -31,6 +31,7 @@ class Tables(Flag):
     USAGE = auto()  # `RUN` and `LEDGER` with `--usage`
     EXPORT = auto()  # CSV, Parquet and DataFrames
     REPEATS = auto()  # `EXPORT`, for runs with repeats
+    PRUNED = auto()  # `EXPORT`, for runs with a pruned trial
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,7 @@ COLUMNS = (  # variables and fields stand before `status`
     Column("group", "int", lambda o: o.meta.group, T.REPEATS),
     Column(REPEAT, "int", lambda o: o.meta.repeat, T.REPEATS),
     Column("status", "text", get_status, T.EXPORT),
+    Column("pruned", "bool", lambda o: o.meta.pruned, T.PRUNED),
     Column("error", "text", lambda o: type(o.error).__name__ if isinstance(o, Failure) else None, T.EXPORT),
     Column("message", "text", lambda o: str(o.error) if isinstance(o, Failure) else None, T.EXPORT),
     Column("printed_last", "text", lambda o: "".join(redraw_lines(o.meta.stdout)[-1:]), T.PRINTED, "printed last"),

@@ -123,7 +123,10 @@ def collect_columns(outcomes: Iterable[Outcome]) -> list[tuple[str, Column]]:
     """
     columns = Columns()
     has_groups = False
+    tables = Tables.EXPORT
     for outcome in outcomes:
+        if outcome.meta.pruned:
+            tables |= Tables.PRUNED
         if outcome.meta.group is not None:
             has_groups = True
         columns.add_types(outcome)
@@ -132,6 +135,6 @@ def collect_columns(outcomes: Iterable[Outcome]) -> list[tuple[str, Column]]:
                 f"the executions have more than {MAX_COLUMNS:,} variables and fields, too many for a table: use --json"
             )
     if not has_groups:
-        return columns.name_all(Tables.EXPORT)
+        return columns.name_all(tables)
     columns.types[VARIABLES].pop(REPEAT, None)  # The repeat has a separate column.
-    return columns.name_all(Tables.EXPORT | Tables.REPEATS)
+    return columns.name_all(tables | Tables.REPEATS)

@@ -107,6 +107,7 @@ def aggregate_numbers(numbers: Sequence[float], aggregate: Aggregate) -> float:
 def _merge_metas(metas: Sequence[Meta], group: int, aggregate: Aggregate) -> Meta:
     cpu_seconds = [meta.cpu_seconds for meta in metas if meta.cpu_seconds is not None]
     peaks = [meta.peak_mib for meta in metas if meta.peak_mib is not None]
+    ended_times = [meta.ended_at for meta in metas if meta.ended_at is not None]
     variables = {name: value for name, value in metas[0].variables.items() if name != REPEAT}
     return Meta(
         index=group,
@@ -119,6 +120,7 @@ def _merge_metas(metas: Sequence[Meta], group: int, aggregate: Aggregate) -> Met
         cpu_seconds=aggregate_numbers(cpu_seconds, aggregate) if cpu_seconds else None,
         peak_mib=max(peaks) if peaks else None,
         exited=all(meta.exited for meta in metas),
+        ended_at=max(ended_times, default=None),
     )
 
 

@@ -1,6 +1,6 @@
 """The importance of each variable of a search for its objective, by one of Optuna's methods."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ...sandbox.errors import ConfigurationError
@@ -47,7 +47,7 @@ def compute_importances(summary: "RunSummary") -> Importances | None:
         elif len(points) > MAX_TRIALS:
             points = [points[number * len(points) // MAX_TRIALS] for number in range(MAX_TRIALS)]
         trials = [Result({spec.objective: point.value}, Meta(point.index, point.variables)) for point in points]
-        study = build_study(trials, spec.objectives, spec.space)
+        study = build_study(trials, replace(spec, repeats=None, constraints=()))
         with keep_quiet(optuna):
             shares = optuna.importance.get_param_importances(study, evaluator=evaluator)
     except (ConfigurationError, ValueError, RuntimeError):  # The record's space may be damaged.

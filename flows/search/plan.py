@@ -1,5 +1,6 @@
 """The plan of a search: the parameters of a sweep that searches, checked before anything runs."""
 
+import ast
 import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,8 +9,9 @@ from typing import Any
 from ...blocks.storage.location import PathOrLocation
 from ...blocks.worker_consent import is_deployment_run
 from ...sandbox.errors import ConfigurationError
+from ...sandbox.result import Outcome
 from ...tasks.ledger.run_record import Direction, Objective, list_run_records
-from .space import SearchSpace, parse_space
+from .space import SearchSpace
 
 SAMPLERS = ("random", "tpe")
 OWN_SAMPLERS = "optuna.samplers:"  # runs of deployments may import only these
@@ -43,6 +45,7 @@ class SearchPlan:
     seed: int = 0
     pruner: str | None = None
     start: tuple[Point, ...] = ()
+    known: tuple[Outcome, ...] = ()  # results that the sampler learns, and that are not run
     stop_at: float | None = None
     stop_after: int | None = None
     constraints: tuple[str, ...] = ()
@@ -80,16 +83,12 @@ def parse_objectives(
     return tuple(Objective(name, item) for name, item in zip(names, directions, strict=True))
 
 
-def plan_search(
-    space: Any, trials: int, start: Sequence[Mapping[str, Any]], shards: object, **settings: Any
-) -> SearchPlan:
+def plan_search(space: SearchSpace, trials: int, shards: object, **settings: Any) -> SearchPlan:
     """Return the search for a sweep's parameters, with `settings` of a `SearchPlan`. Raises ConfigurationError."""
-    parsed = parse_space(space)
-    points = tuple(_find_start_point(parsed, number, point) for number, point in enumerate(start, 1))
-    plan = SearchPlan(parsed, trials, start=points, **settings)
-    if len(points) > trials:
-        raise ConfigurationError(f"`start` has {len(points)} points and `trials` is {trials}: raise `trials`")
-    if plan.pruner is not None and "report" in parsed.names:
+    plan = SearchPlan(space, trials, **settings)
+    if len(plan.start) > trials:
+        raise ConfigurationError(f"`start` has {len(plan.start)} points and `trials` is {trials}: raise `trials`")
+    if plan.pruner is not None and "report" in space.names:
         raise ConfigurationError("the variable 'report' would hide the function of that name: rename it")
     lacks_objective = plan.is_adaptive and not plan.objectives
     needs_one = plan.may_stop_early or plan.pruner is not None
@@ -135,15 +134,25 @@ def continue_search(
     return added
 
 
-def _find_start_point(space: SearchSpace, number: int, variables: Mapping[str, Any]) -> Point:
-    """Return a point to try first. Raises ConfigurationError if no alternative of the space contains it."""
-    alternative = space.find_alternative(variables, may_lack_variables=True)
-    if alternative is None:
-        described = "; ".join(space.describe())
-        raise ConfigurationError(
-            f"`start`: point {number} is {dict(variables)}, which is not in the space ({described})"
-        )
-    return Point(dict(variables), alternative)
+def parse_pruner(text: str) -> tuple[str, dict[str, Any]]:
+    """Return a pruner's name and settings, for a text such as `asha`, `patient:20` or `median(n_warmup_steps=5)`.
+
+    Raises:
+        ConfigurationError: The settings are not names with numbers or other literals.
+    """
+    name, _, patience = text.partition(":")
+    if patience.isdigit():
+        return name, {"patience": int(patience)}
+    name, _, arguments = text.partition("(")
+    try:
+        call = ast.parse(f"settings({arguments or ')'}", mode="eval").body
+        if isinstance(call, ast.Call) and not call.args:
+            return name, {str(item.arg): ast.literal_eval(item.value) for item in call.keywords}
+    except (SyntaxError, ValueError):
+        pass  # The error below says what to write.
+    raise ConfigurationError(
+        f"the pruner {text} cannot be read: write its settings as in median(n_startup_trials=5, n_warmup_steps=2)"
+    )
 
 
 def find_sampler_class(path: str) -> Any:

@@ -14,6 +14,7 @@ from ...sandbox.outcomes.text_escape import escape_text
 from ...sandbox.requests.execution_request import check_variable_name
 
 MAX_SHOWN_CHOICES = 20
+MAX_EXACT = 2**53  # Optuna compares integers as floats, which are exact up to here
 STEP_TOLERANCE = 1e-8  # the part of a step by which a number may differ from the range's, as in Optuna
 
 
@@ -181,7 +182,8 @@ def _infer_alternative(points: list[dict[str, Any]]) -> dict[str, Parameter]:
 
 
 def _infer_parameter(values: list[Any]) -> Parameter:
-    if all(type(value) in (int, float) and math.isfinite(value) for value in values):
+    is_numeric = all(type(value) is int or (type(value) is float and math.isfinite(value)) for value in values)
+    if is_numeric and all(type(value) is float or abs(value) <= MAX_EXACT for value in values):
         is_whole = all(type(value) is int for value in values)
         return Range(min(values), max(values), log=False, step=None, is_whole=is_whole)
     distinct = {_write_json(value): value for value in values}

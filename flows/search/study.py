@@ -9,7 +9,8 @@ import json
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from typing import Any
 
 from ...sandbox.errors import ConfigurationError
@@ -17,10 +18,10 @@ from ...sandbox.meta import Meta
 from ...sandbox.outcomes.outcome_json import get_status
 from ...sandbox.outcomes.text_escape import escape_text
 from ...sandbox.result import Outcome, Result
-from ...tasks.ledger.run_record import Objective
-from ..reporting.groups import read_numbers
-from .plan import DEFAULT_PATIENCE, SAMPLERS, Point, SearchPlan, find_sampler_class, import_optuna
-from .space import Choices, Parameter, SearchSpace, infer_space, parse_space
+from ...tasks.ledger.run_record import Objective, ReportSpec
+from ..reporting.groups import group_outcomes, read_numbers
+from .plan import DEFAULT_PATIENCE, SAMPLERS, Point, SearchPlan, find_sampler_class, import_optuna, parse_pruner
+from .space import MAX_EXACT, Choices, Parameter, SearchSpace, infer_space, parse_space
 
 STARTUP_TRIALS = 10  # trials for which Optuna's samplers draw points at random
 ALTERNATIVE = "space number"  # the study's parameter for the alternative; no variable can have this name
@@ -52,7 +53,10 @@ class TrialStudy:
         # runs all of its trials nevertheless.
         self.study.stop = lambda: None
         self._study_id = self._storage.get_study_id_from_name(self.study.study_name)
+        for outcome in plan.known:  # Optuna numbers them before the sweep's trials.
+            self.study.add_trial(build_trial(outcome, self._parameters, plan.objectives, plan.constraints))
         self.count = 0  # trials that were drawn or added
+        self._last_step = -1  # the greatest step of the complete trials; -1 without reports
 
     def ask(self) -> Point:
         """Return the next trial's point: a start point that was not tried, or one that the sampler draws.
@@ -92,11 +96,15 @@ class TrialStudy:
         return step in self._get_trial(number).intermediate_values
 
     def report(self, number: int, step: int, value: float) -> bool:
-        """Add a trial's report, and return whether the pruner ends the trial."""
+        """Add a trial's report, and return whether the pruner ends the trial.
+
+        At the last step of the complete trials there is nothing to save, so a trial completes.
+        """
         self._storage.set_trial_intermediate_value(self._find_id(number), step, value)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # NumPy warns of infinite values and NaN.
-            return bool(self.study.pruner.prune(self.study, self._get_trial(number)))
+            is_pruned = bool(self.study.pruner.prune(self.study, self._get_trial(number)))
+        return is_pruned and not 0 <= self._last_step <= step
 
     def is_running(self, number: int) -> bool:
         """Return whether the trial was drawn and has no outcome yet."""
@@ -111,17 +119,22 @@ class TrialStudy:
         values = read_fields(outcome, [item.name for item in self._plan.objectives])
         limits = read_fields(outcome, self._plan.constraints)
         if isinstance(outcome, Result) and outcome.meta.pruned:
-            self.study.tell(number, state=states.PRUNED)
+            self.study.tell(self._find_optuna_number(number), state=states.PRUNED)
         elif not values or limits is None:
-            self.study.tell(number, state=states.FAIL)
+            self.study.tell(self._find_optuna_number(number), state=states.FAIL)
         else:
             # This is what `Trial.set_constraint` does, which would draw a point again.
             for name, value in zip(self._plan.constraints, limits, strict=True):
                 self._storage.set_trial_system_attr(self._find_id(number), f"constraints:{name}", value)
-            self.study.tell(number, values)
+            self.study.tell(self._find_optuna_number(number), values)
+            self._last_step = max([self._last_step, *self._get_trial(number).intermediate_values])
+
+    def _find_optuna_number(self, number: int) -> int:
+        """Return the number that Optuna has for a trial: known results have the first numbers."""
+        return len(self._plan.known) + number
 
     def _find_id(self, number: int) -> int:
-        return self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
+        return self._storage.get_trial_id_from_study_id_trial_number(self._study_id, self._find_optuna_number(number))
 
     def _get_trial(self, number: int) -> Any:
         return self._storage.get_trial(self._find_id(number))
@@ -143,16 +156,20 @@ class TrialStudy:
                     sampler._rng.rng.seed(seed)
 
     def _make_pruner(self, pruner: str) -> Any:
-        name, _, patience = pruner.partition(":")
+        name, settings = parse_pruner(pruner)
         pruners = self._optuna.pruners
-        if name == "patient":
-            return pruners.PatientPruner(None, int(patience or DEFAULT_PATIENCE))
         kinds = {
             "median": pruners.MedianPruner,
             "asha": pruners.SuccessiveHalvingPruner,
             "hyperband": pruners.HyperbandPruner,
+            "patient": pruners.PatientPruner,
         }
-        return kinds[name]()
+        if name == "patient":
+            settings = {"wrapped_pruner": None, "patience": DEFAULT_PATIENCE, **settings}
+        try:
+            return kinds[name](**settings)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigurationError(f"the pruner {pruner}: {error}") from None
 
     def _make_sampler(self, seed: int) -> Any:
         samplers = self._optuna.samplers
@@ -206,7 +223,7 @@ class StudyParameters:
     def __init__(self, space: SearchSpace) -> None:
         """Make the distributions. Raises ConfigurationError for bounds that Optuna refuses."""
         self._optuna = import_optuna()
-        self._space = space
+        self.space = space
         numbers = list(range(len(space.alternatives)))
         self.alternatives: Any = self._optuna.distributions.CategoricalDistribution(numbers)
         self.distributions: list[dict[str, Any]] = []
@@ -225,7 +242,7 @@ class StudyParameters:
         """Return the variables of an alternative's point."""
         return {
             name: _decode_value(parameter, params[self._names[number][name]])
-            for name, parameter in self._space.alternatives[number].items()
+            for name, parameter in self.space.alternatives[number].items()
         }
 
     def encode(self, variables: Mapping[str, Any], number: int) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -233,14 +250,14 @@ class StudyParameters:
 
         `number` is the number of the point's alternative.
         """
-        alternative = self._space.alternatives[number]
+        alternative = self.space.alternatives[number]
         params = {
             self._names[number][name]: _encode_value(parameter, variables[name])
             for name, parameter in alternative.items()
             if name in variables
         }
         distributions = dict(self.distributions[number])
-        if len(self._space.alternatives) > 1:
+        if len(self.space.alternatives) > 1:
             params = {ALTERNATIVE: number, **params}
             distributions = {ALTERNATIVE: self.alternatives, **distributions}
         return params, distributions
@@ -272,8 +289,10 @@ def derive_seed(seed: int, number: int) -> int:
 
 
 def _are_plain(choices: Choices) -> bool:
-    """Return whether Optuna can distinguish these choices. It treats 1, 1.0 and true as equal."""
+    """Return whether Optuna can distinguish these choices. It compares numbers and bools as floats."""
     values = choices.values
+    if any(isinstance(value, int) and abs(value) > MAX_EXACT for value in values):
+        return False
     return all(isinstance(value, PLAIN_TYPES) for value in values) and len(set(values)) == len(values)
 
 
@@ -291,55 +310,82 @@ def _decode_value(parameter: Parameter, value: Any) -> Any:
 
 
 def build_study(
-    outcomes: Iterable[Outcome],
-    objectives: tuple[Objective, ...],
-    space: Any = None,
-    *,
-    constraints: tuple[str, ...] = (),
-    storage: str | None = None,
-    name: str | None = None,
+    outcomes: Sequence[Outcome], spec: ReportSpec, *, storage: str | None = None, name: str | None = None
 ) -> Any:
-    """Return an Optuna study of these trials, in their order, in `storage` if there is one. Raises ConfigurationError.
+    """Return an Optuna study of a run's trials, in their order, in `storage` if there is one.
 
-    `space` is the JSON of the space that was searched; by default it is inferred from the points. A trial that failed,
-    or whose objective is not a number, is a failed trial. Trials that did not end, or are not in the space, are left
-    out.
+    A trial with repeats has their aggregate, and lasts from the first to the last of them. A trial that failed, or
+    whose objective is not a number, is a failed trial. Trials that did not end, or are not in the space, are left out.
+
+    Raises:
+        ConfigurationError: Optuna is not installed, or refuses the storage.
     """
     optuna = import_optuna()
-    trials = [outcome for outcome in outcomes if get_status(outcome) != "unfinished"]
-    parsed = infer_space([trial.meta.variables for trial in trials]) if space is None else parse_space(space)
+    times = _find_times(outcomes)
+    trials = [outcome for outcome in group_outcomes(outcomes, spec) if get_status(outcome) != "unfinished"]
+    space = infer_space([trial.meta.variables for trial in trials]) if spec.space is None else parse_space(spec.space)
     with keep_quiet(optuna):
         try:
             study = optuna.create_study(
-                storage=storage, study_name=name, directions=[objective.direction for objective in objectives]
+                storage=storage, study_name=name, directions=[objective.direction for objective in spec.objectives]
             )
         except Exception as error:  # The storage may raise anything.
             reason = escape_text(str(error).partition("\n")[0])
             raise ConfigurationError(f"the study cannot be created in {storage!r}: {reason}") from error
-        parameters = StudyParameters(parsed)
+        parameters = StudyParameters(space)
         for trial in trials:
-            alternative = parsed.find_alternative(trial.meta.variables)
-            if alternative is None:
+            if space.find_alternative(trial.meta.variables) is None:
                 continue
-            params, distributions = parameters.encode(trial.meta.variables, alternative)
-            state, values = _read_state(optuna, trial, objectives)
-            frozen = optuna.create_trial(
-                state=state,
-                values=values,
-                params=params,
-                distributions=distributions,
-                intermediate_values=dict(trial.meta.reports),
-                user_attrs={"index": trial.meta.index},
-            )
-            constraint_values = read_fields(trial, constraints)
-            if constraint_values is not None:
-                for field, value in zip(constraints, constraint_values, strict=True):
-                    frozen.set_constraint(field, value)
+            frozen = build_trial(trial, parameters, spec.objectives, spec.constraints)
+            frozen.set_user_attr("index", trial.meta.index)
+            if trial.meta.index in times:
+                began_at, ended_at = times[trial.meta.index]
+                with suppress(ValueError, OverflowError, OSError):  # The ledger's time may be damaged.
+                    frozen.datetime_start, frozen.datetime_complete = _read_time(began_at), _read_time(ended_at)
             study.add_trial(frozen)
     return study
 
 
-def _read_state(optuna: Any, trial: Outcome, objectives: tuple[Objective, ...]) -> tuple[Any, list[float] | None]:
+def build_trial(
+    outcome: Outcome, parameters: StudyParameters, objectives: Sequence[Objective], constraints: Sequence[str]
+) -> Any:
+    """Return an ended trial, whose point is in the space, as a trial of Optuna."""
+    optuna = import_optuna()
+    point = outcome.meta.variables
+    params, distributions = parameters.encode(point, parameters.space.find_alternative(point) or 0)
+    state, values = _read_state(optuna, outcome, objectives)
+    trial = optuna.create_trial(
+        state=state,
+        values=values,
+        params=params,
+        distributions=distributions,
+        intermediate_values=dict(outcome.meta.reports),
+    )
+    limits = read_fields(outcome, constraints)
+    if limits is not None:
+        for field, value in zip(constraints, limits, strict=True):
+            trial.set_constraint(field, value)
+    return trial
+
+
+def _find_times(outcomes: Iterable[Outcome]) -> dict[int | None, tuple[float, float]]:
+    """Return when each trial began and ended, in epoch seconds. Repeats count from the first to the last."""
+    times: dict[int | None, tuple[float, float]] = {}
+    for outcome in outcomes:
+        meta = outcome.meta
+        if meta.ended_at is not None and get_status(outcome) != "unfinished":
+            number = meta.index if meta.group is None else meta.group
+            began_at, ended_at = times.get(number, (math.inf, -math.inf))
+            times[number] = min(began_at, meta.ended_at - meta.seconds), max(ended_at, meta.ended_at)
+    return times
+
+
+def _read_time(seconds: float) -> datetime:
+    """Return a time as Optuna has it: local, without a zone."""
+    return datetime.fromtimestamp(seconds, tz=UTC).astimezone().replace(tzinfo=None)
+
+
+def _read_state(optuna: Any, trial: Outcome, objectives: Sequence[Objective]) -> tuple[Any, list[float] | None]:
     """Return the state of a trial in Optuna, and its values. A pruned trial has the value of its last report."""
     states = optuna.trial.TrialState
     if isinstance(trial, Result) and trial.meta.pruned:

@@ -30,8 +30,8 @@ def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
     for name in ("reports", "pruned", "displays", "tool_calls", "collected", "not_collected", "exited"):
         if not meta[name]:
             del meta[name]
-    # Of these fields, empty strings, zero and False have a meaning.
-    for name in ("value", "value_repr", "judged", "group", "repeat", "cpu_seconds", "peak_mib", "kept_until"):
+    optional = ("value", "value_repr", "judged", "group", "repeat", "cpu_seconds", "peak_mib", "kept_until", "ended_at")
+    for name in optional:  # Of these fields, empty strings, zero and False have a meaning.
         if meta[name] is None:
             del meta[name]
     for name in ("value", "judged"):
