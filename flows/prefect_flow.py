@@ -5,6 +5,7 @@ import copy
 import difflib
 import functools
 import inspect
+import os
 from collections.abc import Callable, Coroutine, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
@@ -37,6 +38,7 @@ from .listener import FlowListener
 from .orphans import remove_sandboxes
 from .parameters import FlowParameters, build_signature, find_contents, find_field
 from .plan import Plan
+from .prefect_patches import read_no_result_for_engine
 from .prefect_server import provide_server
 from .sharding.shard_runs import cancel_shards
 from .sharding.work_pool import require_server_url
@@ -44,6 +46,8 @@ from .sharding.work_pool import require_server_url
 P = ParamSpec("P")
 T = TypeVar("T")
 R = TypeVar("R")
+if "PREFECT__FLOW_RUN_ID" in os.environ:  # A worker has started this process.
+    read_no_result_for_engine()
 PREFECT_OPTIONS = ("return_state", "wait_for")  # arguments of Prefect's `Flow.__call__`
 
 

@@ -4,11 +4,11 @@ For each, `tests/flows/test_prefect_patches.py` has a test that fails once Prefe
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession, AsyncSessionTransaction
@@ -27,6 +27,29 @@ def handle_sigterm(handler: Callable[..., None]) -> None:
         handler(number, *arguments)
 
     function.__code__, function.__kwdefaults__ = call_handler.__code__, {"handler": handler}
+
+
+def read_no_result_for_engine() -> None:
+    """Let this process of a deployment's run read results only inside a flow run.
+
+    If a person sets the run to Completed before it begins, the engine of Prefect 3.8 and 3.9 reads the result in that
+    state after the run, and nothing uses it. That person chooses the serializer, and pickle runs code on the worker.
+    """
+    from prefect.context import FlowRunContext
+    from prefect.results import (  # These are public; only the type checker takes them for private.
+        ResultRecord,  # pyright: ignore[reportPrivateImportUsage]
+        ResultRecordMetadata,  # pyright: ignore[reportPrivateImportUsage]
+        ResultStore,  # pyright: ignore[reportPrivateImportUsage]
+    )
+
+    read: Callable[[ResultRecordMetadata], Awaitable[ResultRecord[Any]]] = ResultStore._from_metadata
+
+    async def read_inside(metadata: ResultRecordMetadata) -> ResultRecord[Any]:
+        if FlowRunContext.get() is None:
+            return ResultRecord[Any](metadata=metadata, result=None)
+        return await read(metadata)
+
+    ResultStore._from_metadata = read_inside  # type: ignore[method-assign]
 
 
 @dataclass

@@ -1,7 +1,9 @@
 """Attacks on a worker by a person who may start runs of deployments and save blocks: none gets out, or gets a key."""
 
 import asyncio
+import base64
 import json
+import os
 import sys
 import threading
 import uuid
@@ -9,11 +11,15 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
 from prefect import get_client
 from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.filesystems import RemoteFileSystem
+from prefect.results import ResultRecordMetadata  # pyright: ignore[reportPrivateImportUsage]
+from prefect.serializers import PickleSerializer
 from prefect.workers.process import ProcessWorker
 
 from rlm_batch import DaytonaSandbox, LanguageModel
@@ -177,6 +183,28 @@ async def test_a_run_in_our_pool_gets_neither_environment_nor_command(
         (result,) = (await state.aresult()).results
     assert (result.own, result.run) == ("here", None)
     assert str(tmp_path) not in result.path.split(":")
+    assert not touched.exists()
+
+
+async def test_a_result_that_a_person_gives_a_run_is_not_unpickled(server: str, tmp_path: Path) -> None:
+    """Prefect's engine would read it from the state that the run has when its process starts."""
+    touched = tmp_path / "touched"
+    block = await RemoteFileSystem(basepath="data://result").asave(f"result-{uuid.uuid4().hex[:8]}")  # type: ignore[misc]
+    metadata = ResultRecordMetadata(serializer=PickleSerializer(picklelib="pickle"), storage_block_id=block)
+    pickled = base64.encodebytes(f"cos\nsystem\n(S'touch {touched}'\ntR.".encode()).decode()
+    record = json.dumps({"metadata": metadata.model_dump(mode="json"), "result": pickled})
+    metadata.storage_key = f",{quote(record, safe='')}"
+    run = await Deployed.made(code=["SUBMIT()"])
+    state = {"type": "COMPLETED", "data": metadata.model_dump(mode="json")}
+    async with httpx.AsyncClient(base_url=server) as raw:
+        answer = await raw.post(f"/flow_runs/{run.run.id}/set_state", json={"state": state, "force": True})
+        answer.raise_for_status()
+    done = run_program(
+        [sys.executable, "-m", "prefect.engine"],
+        env={**os.environ, "PREFECT_API_URL": server, "PREFECT__FLOW_RUN_ID": str(run.run.id)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Beginning flow run" not in done.stdout + done.stderr
     assert not touched.exists()
 
 
