@@ -180,10 +180,10 @@ def check_location(text: str, url: str, settings: dict[str, Any]) -> None:
     """Raise ConfigurationError if this process may not use fsspec's `url`. The message calls it `text`.
 
     A deployment run may use only a single store. In a chain of locations (`s3://bucket/x::file:///etc/passwd`) or with
-    the block setting `protocol`, fsspec can read the host's own files.
+    the block setting `protocol`, fsspec can read the host's own files. With `proxy_command`, sshfs starts a program.
     """
     scheme = url.partition("://")[0].lower()
-    is_store = scheme in STORE_SCHEMES and "::" not in url and "protocol" not in settings
+    is_store = scheme in STORE_SCHEMES and "::" not in url and not {"protocol", "proxy_command"} & settings.keys()
     if is_deployment_run() and not is_store:
         raise ConfigurationError(
             f"deployments may not use {text}: use a store, such as s3://bucket/dir, or a path below the allowed_paths "

@@ -68,7 +68,9 @@ async def deploy(work_pool: str = WORK_POOL, image: str | None = None) -> dict[s
     async with open_client() as client:
         for name in block_types.__all__:
             await getattr(block_types, name).aregister_type_and_schema(client=client)
-        if not image:
+        if image:
+            await _set_image(client, work_pool, {}, image)  # The pool exists and takes an image.
+        else:
             pool = WorkPoolCreate(name=work_pool, type="process", base_job_template=template)
             try:
                 await client.create_work_pool(pool)

@@ -332,6 +332,7 @@ async def test_a_storage_block_cannot_bypass_the_allowed_paths(outside: Path, al
         f"{name}-local": LocalFileSystem(basepath=folder),
         f"{name}-protocol": RemoteFileSystem(basepath=f"memory://x/..{folder}", settings={"protocol": "file"}),
         f"{name}-chain": RemoteFileSystem(basepath="memory://x"),
+        f"{name}-program": RemoteFileSystem(basepath="sftp://x/y", settings={"proxy_command": "touch /tmp/x"}),
     }
     for saved, block in blocks.items():
         await block.save(saved)
@@ -339,6 +340,7 @@ async def test_a_storage_block_cannot_bypass_the_allowed_paths(outside: Path, al
         f"block://local-file-system/{name}-local/file.jsonl",
         f"block://remote-file-system/{name}-protocol/file.jsonl",
         f"block://remote-file-system/{name}-chain/x.jsonl::file://{outside}",
+        f"block://remote-file-system/{name}-program/file.jsonl",
     ):
         with pytest.raises(ConfigurationError, match=ALLOWED):
             await asyncio.to_thread(READERS["inputs"], url)
