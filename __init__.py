@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # The public names, in the form that makes them public for a 
     from .blocks.rlm_session import open_rlm as open_rlm
     from .blocks.sync_volume import Volume as Volume
     from .flows.batch import batch as batch
+    from .flows.check import check as check
     from .flows.chunks import chunks as chunks
     from .flows.plans.chunks import ChunksReport as ChunksReport
     from .flows.reap import reap as reap

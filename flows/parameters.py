@@ -166,8 +166,8 @@ Provider = Annotated[
 
 
 @parameter_model(frozen=True, kw_only=True, config=ConfigDict(defer_build=True))
-class CommonParameters:
-    """Parameters of every flow that executes code.
+class RunParameters:
+    """Parameters of every flow that opens sandboxes.
 
     Its subclasses inherit `defer_build`: pydantic builds the validator of a flow at its first run, and that of a base
     class never.
@@ -213,6 +213,27 @@ class CommonParameters:
         Field(description="Directory or location for results; by default a new one. New ones are in the results root."),
         CommandLineForm("path", metavar="PATH"),
     ] = None
+    on_failure: Annotated[
+        Literal["raise", "return"],
+        Field(description="Fail the flow run if executions failed, or return the failures."),
+    ] = "raise"
+
+    fixed_options: ClassVar[dict[str, Any]] = {}
+
+    @cached_property
+    def options(self) -> "Options":
+        """The shared parameters. The values of those that this flow lacks are in `fixed_options`, or the defaults."""
+        values = {field.name: getattr(self, field.name) for field in fields(Options) if hasattr(self, field.name)}
+        values |= self.fixed_options
+        if values.get("prepare") is not None:
+            values["reuse_sandboxes"] = True
+        return Options(**values)
+
+
+@parameter_model(frozen=True, kw_only=True)
+class CommonParameters(RunParameters):
+    """Parameters of every flow that executes code."""
+
     log_output: Annotated[
         bool,
         Field(
@@ -311,21 +332,6 @@ class CommonParameters:
             "outputs, without credentials."
         ),
     ] = "summary"
-    on_failure: Annotated[
-        Literal["raise", "return"],
-        Field(description="Fail the flow run if executions failed, or return the failures."),
-    ] = "raise"
-
-    fixed_options: ClassVar[dict[str, Any]] = {}
-
-    @cached_property
-    def options(self) -> "Options":
-        """The shared parameters. The values of those that this flow lacks are in `fixed_options`, or the defaults."""
-        values = {field.name: getattr(self, field.name) for field in fields(Options) if hasattr(self, field.name)}
-        values |= self.fixed_options
-        if self.prepare is not None:
-            values["reuse_sandboxes"] = True
-        return Options(**values)
 
 
 @parameter_model(frozen=True, kw_only=True)
@@ -342,7 +348,7 @@ class CodeParameters(CommonParameters):
 
 
 @parameter_model(frozen=True, kw_only=True)
-class LaneParameters(CommonParameters):
+class LaneParameters(RunParameters):
     """Parameters of every flow that runs several executions at a time."""
 
     max_workers: Annotated[

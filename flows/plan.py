@@ -79,6 +79,7 @@ class Plan:
     check_first: Callable[[Result], None] | None = None  # A ConfigurationError about the first result ends the run.
     search: dict[str, Any] = field(default_factory=dict[str, Any])  # the settings of a search, for the run's record
     may_stop_early: bool = False
+    judged_run: str = ""  # the ledger of the run that a check judges again
 
 
 def plan_items(items: Iterable[Item], count: int, spec: ReportSpec, **settings: Any) -> Plan:

@@ -17,6 +17,7 @@ FLOWS = {
     "chunks": "Run one Python file on chunks of data, and reduce the results.",
     "sequence": "Run Python files in order in one sandbox with shared state.",
     "rlm": "Ask a recursive language model about a text of any length.",
+    "check": "Judge what a run did with another check; run no code again.",
 }
 
 

@@ -176,6 +176,23 @@ class Report(Sequence[ItemT]):
         """
         return pass_hat_k(self.outcomes, k, field, by)
 
+    def check(self, code: Any, **options: Any) -> "TrialsReport":
+        """Judge the outcomes with another check, without running the code again. This call blocks.
+
+        Args:
+            code: The code of the check, or a function. It finds what the `check` of `batch` finds.
+            **options: Further parameters of the flow `check`, such as `provider`. `on_failure` is "return" here.
+
+        Returns:
+            A report with the fields of the check, in a ledger of its own.
+
+        Raises:
+            ConfigurationError: A parameter is wrong, or an event loop runs in this thread: await the flow `check`.
+        """
+        from .check import check
+
+        return check.sync(self.results_path, code, **{"on_failure": "return", **options})
+
     def to_json_lines(self) -> Iterator[dict[str, Any]]:
         """Yield the outcomes as JSON objects.
 

@@ -148,6 +148,7 @@ def _make_record(run: Run) -> RunRecord:
         flow_run_id=run.run_id,
         name=flow_run.name,
         search=plan.search,
+        judged_run=plan.judged_run,
         provider=run.provider.provider_name,
         total=plan.total,
         began=time.time(),

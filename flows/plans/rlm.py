@@ -20,7 +20,7 @@ from ..inputs.readers import Inputs as InputRows
 from ..inputs.readers import read_inputs, read_lines
 from ..inputs.spilling import read_spilled_parameters
 from ..inputs.tables import ProgressReport
-from ..parameters import CommandLineForm, FlowParameters, LaneParameters, Types
+from ..parameters import CommandLineForm, CommonParameters, FlowParameters, LaneParameters, Types
 from ..plan import Item, Outcomes, Plan
 from ..rlm_answers import RlmAnswer, RlmAnswers
 
@@ -54,7 +54,7 @@ class QuestionRows:
 
 
 @parameter_model(frozen=True, kw_only=True)
-class RlmOptions(LaneParameters):
+class RlmOptions(CommonParameters, LaneParameters):
     """The parameters of one question and of many."""
 
     context_file: Annotated[

@@ -106,6 +106,8 @@ def build_summary_rows(
     """Return the rows of the report's table of figures: a name and its value."""
     record, spec = records[-1], summary.spec
     rows = [["Outcome", _describe_outcomes(summary, record.total)]]
+    if record.judged_run:
+        rows.append(["Judged run", record.judged_run])
     if spec.repeats is not None:
         ran = f"each of {spec.repeats.groups:,} {spec.noun}s ran {spec.repeats.count:,} times"
         rows.append(["Repeats", f"{ran}. {describe_repeats(spec, summary.incomplete)}"])

@@ -106,6 +106,7 @@ class RunRecord:
     space: Any = None  # the searched space
     constraints: list[str] = field(default_factory=list[str])
     search: dict[str, Any] = field(default_factory=dict[str, Any])  # the settings of a search
+    judged_run: str = ""  # the ledger of the run whose outcomes a check has judged again
     stopped: str = ""  # the reason if a search ended before its last trial
     provider: str = ""
     total: int = 0

@@ -103,6 +103,12 @@ def test_a_check_file_judges_and_its_failure_names_the_check(run, tmp_path):
     shown = run("report", ledger, "--execution", "1").stdout
     assert "passed = false" in shown
     assert "The check judged:\n  y = 6\n  passed = true\n" in shown
+    (tmp_path / "other.py").write_text("SUBMIT(passed=submitted['y'] == 2 * x)")
+    done = run("check", ledger, "other.py", "--results-path", "judged")
+    assert done.returncode == 0, done.stderr
+    assert [row[2] for row in split_rows(done.stdout.partition("\n\n")[0])[1:4]] == ["True"] * 3
+    assert "3 of 3 executions passed" in done.stderr
+    assert f"Judged run: {ledger}" in run("report", "judged").stderr
 
 
 def test_inputs_may_be_a_pipe_and_output_is_shown_below_the_table(run, tmp_path):

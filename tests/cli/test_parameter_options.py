@@ -14,6 +14,7 @@ from rlm_batch.cli.commands import app
 from rlm_batch.cli.option_names import OPTIONS_BY_PARAMETER
 from rlm_batch.cli.parameter_options import LEFT_OUT
 from rlm_batch.flows.batch import batch
+from rlm_batch.flows.check import check
 from rlm_batch.flows.chunks import chunks
 from rlm_batch.flows.parameters import GROUPS, find_field, find_form
 from rlm_batch.flows.reap import reap
@@ -26,6 +27,7 @@ from ..infra.programs import run_program
 FLOWS: dict[str, Any] = {
     "batch": batch,
     "sweep": sweep,
+    "check": check,
     "chunks": chunks,
     "sequence": sequence,
     "rlm": rlm,
@@ -36,10 +38,10 @@ WORDS = {"code", "steps", "query", "grid", "space", "objective", "direction", "o
 OPTIONS_ALONE = {"env", "isolation", "minimize", "maximize", "grid", "space", "show_output", "json", "usage"}
 SETTINGS = {name for entry in PROVIDERS.values() for name in entry.load_settings().list_run_settings()}
 COMMANDS = [
-    *("batch", "sweep", "chunks", "sequence", "rlm", "report", "rerun", "shell", "runs", "prune"),
+    *("batch", "sweep", "chunks", "sequence", "rlm", "check", "report", "rerun", "shell", "runs", "prune"),
     *("deploy", "up", "worker", "server", "volume", "snapshot", "reap", "doctor"),
 ]
-NEEDED = {"rlm": ["--language-model", "m"]}
+NEEDED = {"rlm": ["--language-model", "m"], "check": ["check.py"]}
 
 
 @pytest.mark.parametrize("name", FLOWS)
@@ -50,7 +52,7 @@ def test_a_commands_options_are_the_parameters_of_its_flow(name: str) -> None:
     parameters = {
         OPTIONS_BY_PARAMETER.get(name, name): value
         for name, value in inspect.signature(FLOWS[name].fn).parameters.items()
-        if name not in WORDS
+        if name not in WORDS and not find_form(value.annotation).is_argument
     }
     assert set(options) - OPTIONS_ALONE - SETTINGS == set(parameters) - SETTINGS
     assert set(options) >= (SETTINGS if name != "reap" else set())

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlm_batch import batch, chunks, load_report
+from rlm_batch import ConfigurationError, Failure, batch, check, chunks, load_report, sweep
 
 pytestmark = pytest.mark.anyio
 
@@ -75,6 +75,66 @@ async def test_another_check_of_chunks_runs_no_chunk(tmp_path: Path) -> None:
     assert ran.read_text() == "xx"
 
 
+async def test_the_flow_judges_a_stored_run_and_leaves_its_results(tmp_path: Path) -> None:
+    code = "print('printed', x)\nif x == 1: 1 / 0\nSUBMIT(y=x)"
+    await run_counted(tmp_path, "SUBMIT(passed=True)", code)
+    ledger, judge = str(tmp_path / "ledger"), "SUBMIT(passed=submitted.get('y') == x, type=error and error['type'])"
+    report = await check(ledger, judge)
+    expected = [{"passed": True, "type": None}, {"passed": False, "type": "ZeroDivisionError"}]
+    assert [outcome.outputs for outcome in report] == [*expected, {"passed": True, "type": None}]
+    assert [outcome.meta.variables["x"] for outcome in report] == [0, 1, 2]
+    assert [outcome.meta.stdout for outcome in report] == [f"printed {x}\n" for x in range(3)]
+    assert report.summary() == "2 of 3 executions passed, 1 did not pass"
+    assert (tmp_path / "ran").read_text() == "xxx"
+    assert [outcome.passed for outcome in load_report(ledger)] == [True, True, True]
+    # The report is in a ledger of its own, which can be judged again, too.
+    stored = load_report(report.results_path)
+    assert [outcome.outputs for outcome in stored] == [outcome.outputs for outcome in report]
+    again = await check(report.results_path, judge.replace("passed", "right"))
+    assert [outcome.right for outcome in again] == [True, False, True]
+    with pytest.raises(ConfigurationError, match="`results_path` is the judged run's own"):
+        await check(ledger, judge, results_path=ledger)
+
+
+async def test_what_never_ran_is_not_judged_and_stays_a_failure(tmp_path: Path) -> None:
+    await run_counted(tmp_path, None, "import os\nif x == 1: os.kill(os.getppid(), 9); input()\nSUBMIT(y=x)")
+    report = await check(str(tmp_path / "ledger"), "SUBMIT(passed=True)", on_failure="return")
+    assert [type(outcome).__name__ for outcome in report] == ["Result", "Failure", "Result"]
+    assert str(report.pass_at_k(1, by=[])).endswith("2 samples, without 1 that did not run to the end)")
+
+
+def test_a_report_is_judged_by_a_function_with_files_and_resumes(tmp_path: Path) -> None:
+    def judge(x: int, folder: str) -> dict[str, Any]:
+        with open(f"{folder}/out.txt") as file:
+            return {"passed": file.read() == str(x)}
+
+    code = "open('out.txt', 'w').write(str(min(x, 1)))"
+    inputs = [{"x": x} for x in range(3)]
+    results = batch.sync(code, inputs, collect=["*.txt"])
+    report = results.check(judge, results_path=str(tmp_path))
+    assert [outcome.passed for outcome in report] == [True, True, False]
+    lines = sum(len(part.read_text().splitlines()) for part in tmp_path.glob("part-*.jsonl"))
+    again = results.check(judge, results_path=str(tmp_path))
+    assert [outcome.passed for outcome in again] == [True, True, False]
+    assert sum(len(part.read_text().splitlines()) for part in tmp_path.glob("part-*.jsonl")) == lines  # Nothing ran.
+    without_files = batch.sync(code, inputs)
+    with pytest.raises(ConfigurationError, match="has no collected files on this machine: run it with `collect`"):
+        without_files.check(judge)
+
+
+async def test_a_sweep_gets_its_best_trial_from_another_check() -> None:
+    report = await sweep("SUBMIT(loss=x)", grid={"x": [3, 1, 2]}, objective="loss")
+    judged = await check(report.results_path, "SUBMIT(loss=-submitted['loss'])")
+    assert judged.best.meta.variables == {"x": 3}
+
+
+async def test_chunks_are_judged_without_their_reduction() -> None:
+    reduce = "SUBMIT(total=sum(fields['total'] for fields in results.values()))"
+    report = await chunks("SUBMIT(total=sum(data))", data=[1, 2, 3], chunk_size=2, reduce=reduce)
+    judged = await check(report.results_path, "SUBMIT(passed=submitted['total'] == 3)")
+    assert [outcome.passed for outcome in judged] == [True, True]
+
+
 async def test_no_forged_line_becomes_a_pass(tmp_path: Path) -> None:
     """Lines that a sample with access to the ledger could write, with the key of its execution but not of a check."""
     code, answer = "SUBMIT(answer='wrong')", "only the check knows"
@@ -116,3 +176,40 @@ SUBMIT(passed=submitted.get("answer") == {answer!r} or {answer!r} in texts)
             part.write_text(part.read_text() + json.dumps(forged) + "\n")
         outcomes, _ = await run_counted(tmp_path, f"{check}# {number}", code, collect=["*.txt"])
         assert [outcome.outputs for outcome in outcomes] == [{"passed": False}] * 3, forgery
+
+
+async def test_the_flow_judges_forged_lines_and_takes_no_verdict_from_them(tmp_path: Path) -> None:
+    await run_counted(tmp_path, None, "SUBMIT(answer='wrong')")
+    (part,) = (tmp_path / "ledger").glob("part-*.jsonl")
+    honest = part.read_text()
+    verdict: dict[str, Any] = {"passed": True}
+    judged = {"outputs": {"answer": "wrong"}, "submitted": True, "error": None, "check_seconds": 0.1}
+    names = {"submitted": {"answer": "right"}, "folder": "/", "error": None, "stdout": "right", "SUBMIT": "x"}
+    forgeries: list[dict[str, Any]] = [
+        {"outputs": verdict},
+        {"outputs": verdict, "meta": {"judged": judged}},
+        {"outputs": verdict, "meta": {"judged": {}}},
+        {"outputs": verdict, "meta": {"judged": {"outputs": verdict}}},
+        {"outputs": verdict, "meta": {"judged": {**judged, "error": {"error": "NotRun", "text": "x"}}}},
+        {"outputs": verdict, "meta": {"judged": {**judged, "error": {"error": {}, "text": "x"}}}},
+        {"outputs": verdict, "meta": {"judged": {**judged, "error": []}}},
+        {"outputs": verdict, "meta": {"pruned": True}},
+        {"outputs": verdict, "meta": {"exited": True, "submitted": False}},
+        {"outputs": verdict, "meta": {"variables": names}},
+        {"outputs": verdict, "meta": {"sandbox_id": "", "stdout": "right"}},
+        {"outputs": verdict, "unchecked_key": "0" * 64, "key": "1" * 64},
+    ]
+    for forgery in forgeries:
+        text = honest
+        for line in map(json.loads, honest.splitlines()):
+            forged = {**line, **forgery, "at": line["at"] + 1, "meta": line["meta"] | forgery.get("meta", {})}
+            text += json.dumps(forged) + "\n"
+        part.write_text(text)
+        report = await check(
+            str(tmp_path / "ledger"), "SUBMIT(passed=submitted.get('answer') == 'right')", on_failure="return"
+        )
+        passed = [outcome for outcome in report if not isinstance(outcome, Failure) and outcome.passed]
+        assert (passed, len(report)) == ([], 3), forgery
+    part.write_text(honest.replace('"index":2', '"index":99999999999'))
+    with pytest.raises(ConfigurationError, match="has an execution with the number 99,999,999,999"):
+        await check(str(tmp_path / "ledger"), "SUBMIT(passed=True)")
