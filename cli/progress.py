@@ -1,5 +1,6 @@
 """Progress while a flow runs, on standard error: live on a terminal, in plain lines elsewhere."""
 
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -56,6 +57,7 @@ class ProgressDisplay(FlowListener):
         self._total = self._cached = 0
         self._running: set[int] = set()
         self._started_at = self._printed_at = time.monotonic()
+        self._code_began_at = math.inf  # the earliest time at which code of this run ran
         self.results_path = self.run_name = ""
         self._output = {stream: RedrawnLines(MAX_LINE_CHARACTERS) for stream in ("stdout", "stderr")}
         self.orphans: list[OrphanedSandbox] = []  # Sandboxes that the reap flow removed, or would remove.
@@ -123,6 +125,8 @@ class ProgressDisplay(FlowListener):
                 if line:
                     self._print_output(line)
         self._cached += cached
+        if not cached:
+            self._code_began_at = min(self._code_began_at, time.monotonic() - outcome.meta.seconds)
         if outcome.meta.index is not None:
             self._running.discard(outcome.meta.index)
         # The lane starts its next execution now. A line before that start would count one running execution too few.
@@ -141,8 +145,8 @@ class ProgressDisplay(FlowListener):
         if now >= self._printed_at + PLAIN_INTERVAL_SECONDS and done < self._total:
             self._printed_at = now
             line = f"{done} of {self._total} done, {self._describe_counts()}"
-            if done:
-                seconds_each = (now - self._started_at) / done
+            if done > self._cached:  # The estimate has no time for the installation in the sandboxes.
+                seconds_each = (now - self._code_began_at) / (done - self._cached)
                 line += f", about {seconds_each * (self._total - done):.0f} s left"
             self._print(line)
 

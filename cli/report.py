@@ -116,7 +116,9 @@ def _show_report(reader: LedgerReader, page: PathOrLocation, output: OutputForma
         if shows_queries:
             _print_queries(reader.read_outcomes())
     folder = str(page).rpartition("/")[0]
-    text = render_html(build_report(summary, reader.records, importances), folder)
+    results = reader.ledger.path
+    files = results / "files" if isinstance(results, Path) else None
+    text = render_html(build_report(summary, reader.records, importances), folder, files)
     _write(page, lambda path: path.write_text(text, "utf-8", "replace"))
     print(f"Report: {page}", file=sys.stderr if output.is_json else sys.stdout)
 

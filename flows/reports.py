@@ -213,6 +213,17 @@ class Report(Sequence[ItemT]):
         """
         return build_data_frame(self.outcomes)
 
+    def points_to_dataframe(self) -> Any:
+        """Return a pandas DataFrame with a row for each input, point or chunk, which combines its repeats.
+
+        Returns:
+            A `pandas.DataFrame`.
+
+        Raises:
+            ConfigurationError: pandas is not installed.
+        """
+        return build_data_frame(list(self.rows_outcomes))
+
     def _repr_html_(self) -> str:
         header, *rows = self.rows(MAX_SHOWN_ROWS)
         table = render_html_table(header, rows)

@@ -7,6 +7,7 @@ image or a table's cell.
 
 import base64
 import json
+import mimetypes
 import os
 import re
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from markupsafe import Markup, escape
 from ...sandbox.outcomes.text_escape import escape_text
 from .display_html import rebuild_html
 from .report import ReportContent, name_execution
-from .summary import MAX_PARTS
+from .summary import MAX_PARTS, MAX_SHOWN_BYTES
 from .table import BEST_MARK
 
 # A second barrier after the escaping, and the one that keeps displayed CSS from fetching: the page runs nothing, and
@@ -46,10 +47,13 @@ EXCERPT_CHARACTERS = 4000
 _SPECIAL = re.compile(r"[\\`*_\[\]<>#+!|~&:@$^{})=]|[.-](?![0-9])")
 
 
-def render_html(report: ReportContent, folder: str = "") -> str:
+def render_html(report: ReportContent, folder: str = "", files: Path | None = None) -> str:
     """Return the report as one HTML page that needs no network.
 
-    `folder` is the folder of the page. Links to files below it are relative, so that the folder can be moved.
+    Args:
+        report: The content.
+        folder: The folder of the page. Links to files below it are relative, so that the folder can be moved.
+        files: The folder of the collected files. A page outside of it contains their pictures.
     """
     environment = _make_environment(clean_line, autoescape=True)
     environment.filters |= {
@@ -60,7 +64,8 @@ def render_html(report: ReportContent, folder: str = "") -> str:
     template = environment.get_template("page.html.jinja")
     return template.render(
         report=report, policy=Markup(POLICY), best_mark=BEST_MARK, max_parts=MAX_PARTS,
-        choose_form=_choose_form, name_execution=name_execution, locate=partial(_locate_file, folder),
+        choose_form=_choose_form, name_execution=name_execution,
+        locate=partial(_locate_file, folder, _PictureReader(files)),
     )  # fmt: skip
 
 
@@ -137,16 +142,35 @@ def _choose_form(display: dict[str, Any]) -> tuple[str, str, str]:
     return "text", texts.get(TEXT, f"[{', '.join(display)}: this page cannot show it]"), ""
 
 
-def _locate_file(folder: str, path: str) -> tuple[str, str, str]:
+class _PictureReader:
+    """A reader of collected pictures, as data URLs of at most `MAX_SHOWN_BYTES` together."""
+
+    def __init__(self, files: Path | None) -> None:
+        self._files = None if files is None else files.resolve()
+        self._free_bytes = MAX_SHOWN_BYTES
+
+    def read(self, path: str) -> str:
+        """Return a picture as a data URL, or an empty text if it is too large or not a file of the folder."""
+        file = Path(path).resolve()  # The ledger may name any path.
+        is_collected = self._files is not None and file.is_relative_to(self._files) and file.is_file()
+        if not is_collected or file.stat().st_size > self._free_bytes:
+            return ""
+        data = file.read_bytes()
+        self._free_bytes -= len(data)
+        return _make_data_url(mimetypes.guess_type(file.name)[0] or "", data)
+
+
+def _locate_file(folder: str, pictures: _PictureReader, path: str) -> tuple[str, str, str]:
     """Return a file's name, the address for a link to it, and the address for an image. An address may be empty."""
-    name, address = path, ""
+    name, address, picture = path, "", ""
+    suffix = PurePath(path).suffix.lower()
     if folder and path.startswith(f"{folder}/"):
         name = path.removeprefix(f"{folder}/")
         address = f"./{quote(name, errors='replace')}"
     elif os.path.isabs(path):
-        with suppress(UnicodeError):  # No file has a name that is no Unicode.
+        with suppress(UnicodeError, OSError):  # No file has a name that is no Unicode. A file may be unreadable.
             address = Path(path).as_uri()
-    suffix = PurePath(path).suffix.lower()
+            picture = pictures.read(path) if suffix in PICTURES else ""
     link = address if suffix in LINKED else ""
     image = address if suffix in PICTURES else ""
-    return name, link, image
+    return name, link, picture or image

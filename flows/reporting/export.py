@@ -122,19 +122,19 @@ def collect_columns(outcomes: Iterable[Outcome]) -> list[tuple[str, Column]]:
     Raises ConfigurationError if there are more than `MAX_COLUMNS` variables and fields.
     """
     columns = Columns()
-    has_groups = False
+    has_repeats = False
     tables = Tables.EXPORT
     for outcome in outcomes:
         if outcome.meta.pruned:
             tables |= Tables.PRUNED
-        if outcome.meta.group is not None:
-            has_groups = True
+        if outcome.meta.repeat is not None:
+            has_repeats = True
         columns.add_types(outcome)
         if len(columns.types[VARIABLES]) + len(columns.types[OUTPUTS]) > MAX_COLUMNS:
             raise ConfigurationError(
                 f"the executions have more than {MAX_COLUMNS:,} variables and fields, too many for a table: use --json"
             )
-    if not has_groups:
+    if not has_repeats:
         return columns.name_all(tables)
     columns.types[VARIABLES].pop(REPEAT, None)  # The repeat has a separate column.
     return columns.name_all(tables | Tables.REPEATS)

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from ...sandbox.errors import CodeError
 from ...sandbox.outcomes.text_escape import escape_text
 from ...sandbox.result import Failure
+from ...tasks.repeats import REPEAT
+from .table import MAX_VARIABLES, format_variables
 
 NUMBER = re.compile(r"\b[0-9a-f-]*\d[0-9a-f-]*\b")  # a number or an id, which differs between failures of one kind
 MAX_REASONS = 100  # kept reasons; later failures for other reasons are only counted
@@ -23,6 +25,8 @@ class FailureReason:
     count: int = 0
     numbers: list[int] = field(default_factory=list[int])  # the lowest numbers of executions
     is_varied: bool = False  # True if the texts of the errors differ
+    # The texts of each named execution's variables, by number and name.
+    inputs: dict[int, dict[str, str]] = field(default_factory=dict[int, dict[str, str]])
 
     def add(self, number: int, failure: Failure) -> None:
         """Count a failure."""
@@ -31,17 +35,31 @@ class FailureReason:
         if self.numbers and number < self.numbers[0]:
             self.first = failure
         bisect.insort(self.numbers, number)
-        del self.numbers[MAX_NUMBERS:]
+        if len(self.numbers) > MAX_NUMBERS:
+            self.inputs.pop(self.numbers.pop(), None)
+        if number in self.numbers:
+            variables = failure.meta.variables.items()
+            self.inputs[number] = {name: format_variables({name: value}) for name, value in variables if name != REPEAT}
 
     def describe(self, files: Sequence[str] = ()) -> str:
         """Return a line with the executions and the error. `files` has each execution's file, or is empty."""
-        if files:
-            shown = "; ".join(f"{number}, {files[number]}" for number in self.numbers)
+        labels = [files[number] for number in self.numbers] if files else self._name_inputs()
+        if any(labels):
+            shown = "; ".join(f"{number}, {label}" for number, label in zip(self.numbers, labels, strict=True))
         else:
             shown = ", ".join(map(str, self.numbers))
         more = f" and {self.count - MAX_NUMBERS:,} more" if self.count > MAX_NUMBERS else ""
         noun = "execution" if self.count == 1 else "executions"
         return f"{self.count:,} {noun} ({shown}{more}): {self.describe_error()}"
+
+    def _name_inputs(self) -> list[str]:
+        """Return the shortest variable that differs between the named executions, or all variables of a single one."""
+        inputs = [self.inputs.get(number, {}) for number in self.numbers]
+        if len(inputs) == 1:
+            return [", ".join(list(inputs[0].values())[:MAX_VARIABLES])]
+        choices = [[texts.get(name, "") for texts in inputs] for name in inputs[0]]
+        distinct = [texts for texts in choices if len(set(texts)) == len(texts)]
+        return min(distinct, key=lambda texts: len("".join(texts)), default=[""] * len(inputs))
 
     def describe_error(self) -> str:
         """Return the error of the first failure, and whether there are similar ones."""

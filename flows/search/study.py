@@ -10,7 +10,7 @@ import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from ...sandbox.errors import ConfigurationError
@@ -341,7 +341,8 @@ def build_study(
             if trial.meta.index in times:
                 began_at, ended_at = times[trial.meta.index]
                 with suppress(ValueError, OverflowError, OSError):  # The ledger's time may be damaged.
-                    frozen.datetime_start, frozen.datetime_complete = _read_time(began_at), _read_time(ended_at)
+                    frozen.datetime_start = datetime.fromtimestamp(began_at)  # noqa: DTZ006 - as in Optuna
+                    frozen.datetime_complete = datetime.fromtimestamp(ended_at)  # noqa: DTZ006
             study.add_trial(frozen)
     return study
 
@@ -378,11 +379,6 @@ def _find_times(outcomes: Iterable[Outcome]) -> dict[int | None, tuple[float, fl
             began_at, ended_at = times.get(number, (math.inf, -math.inf))
             times[number] = min(began_at, meta.ended_at - meta.seconds), max(ended_at, meta.ended_at)
     return times
-
-
-def _read_time(seconds: float) -> datetime:
-    """Return a time as Optuna has it: local, without a zone."""
-    return datetime.fromtimestamp(seconds, tz=UTC).astimezone().replace(tzinfo=None)
 
 
 def _read_state(optuna: Any, trial: Outcome, objectives: Sequence[Objective]) -> tuple[Any, list[float] | None]:

@@ -20,7 +20,10 @@ def test_alike_failures_share_one_traceback_and_one_advice_for_a_sibling_module(
     (tmp_path / "in.csv").write_text("x\n" + "".join(f"{number}\n" for number in range(12)))
     failed = run("batch", "use.py", "--inputs", "in.csv")
     assert "12 executions in local sandboxes (" in failed.stderr
-    assert "12 executions (0, 1, 2, 3, 4 and 7 more): ModuleNotFoundError (line 1)" in failed.stderr
+    assert (
+        "12 executions (0, x=0; 1, x=1; 2, x=2; 3, x=3; 4, x=4 and 7 more): ModuleNotFoundError (line 1)"
+        in failed.stderr
+    )
     assert failed.stderr.count("    import helpers") == 1
     advice = find_advice(failed.stderr, "The module helpers is in")
     assert advice == f"The module helpers is in {tmp_path}: add this folder to --python-path"
@@ -69,7 +72,7 @@ def test_failures_name_the_files_and_say_that_their_texts_differ(run, tmp_path):
     (tmp_path / "fail.py").write_text("raise ValueError(f'bad {name}')")
     (tmp_path / "in.csv").write_text("name\nmax\nmin\n")
     failed = run("batch", "fail.py", "--inputs", "in.csv")
-    assert "2 executions (0, 1): ValueError (line 1): bad max (and similar)" in failed.stderr
+    assert "2 executions (0, name=max; 1, name=min): ValueError (line 1): bad max (and similar)" in failed.stderr
 
 
 def test_an_undefined_name_names_the_similar_variable_or_the_known_ones(run, tmp_path):

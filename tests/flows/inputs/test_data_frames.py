@@ -183,7 +183,7 @@ def test_a_batch_returns_a_list_with_its_report(outcomes: OutcomesReport) -> Non
     assert outcomes == [*outcomes]
     assert list(outcomes.failures) == [outcomes[1]]
     assert outcomes.summary() == (
-        "2 of 3 executions succeeded, 1 failed\n1 execution (1): ZeroDivisionError (line 1): division by zero"
+        "2 of 3 executions succeeded, 1 failed\n1 execution (1, x=0): ZeroDivisionError (line 1): division by zero"
     )
     assert str(outcomes).splitlines()[1].split() == ["0", "1", "1"]
     report = load_report(outcomes.results_path)

@@ -220,6 +220,26 @@ def test_scriptable_collected_files_get_no_link_and_others_get_relative_links() 
     assert f"{len(names)} collected; notes on others: 1" in page
 
 
+def test_a_page_elsewhere_contains_the_collected_pictures_and_no_other_file(tmp_path: Path) -> None:
+    files, secret = tmp_path / "job" / "files" / "1", tmp_path / "secret.png"
+    files.mkdir(parents=True)
+    secret.write_bytes(b"secret")
+    (files / "plot.png").write_bytes(b"plot")
+    (files / "drawing.svg").write_bytes(b"<svg/>")
+    (files / "link.png").symlink_to(secret)
+    names = ["plot.png", "drawing.svg", "link.png", "missing.png", "../../../secret.png"]
+    meta = Meta(index=1, collected=tuple(f"{files}/{name}" for name in names))
+    summary = RunSummary(ReportSpec("execution"))
+    summary.add(Result({}, meta))
+    report = build_report(summary, [RunRecord("the page", str(tmp_path / "job"), total=1)])
+    page = render_html(report, str(tmp_path / "elsewhere"), tmp_path / "job" / "files")
+    pictures = re.findall('src="(data:[^"]*)"', page)
+    assert pictures == ["data:image/png;base64,cGxvdA==", "data:image/svg+xml;base64,PHN2Zy8+"]
+    beside = render_html(report, str(tmp_path / "job"), tmp_path / "job" / "files")
+    assert 'src="./files/1/plot.png"' in beside
+    assert "data:image" not in beside
+
+
 @pytest.mark.full
 @pytest.mark.requires("chromium")
 def test_opening_a_linked_collected_file_runs_nothing(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ async def test_with_known_results_a_search_is_as_good_as_optuna() -> None:
         study.optimize(
             lambda trial: compute_loss(**{name: trial.suggest_float(name, -5.0, 10.0) for name in SPACE}), 15
         )
-        optunas.append(min(trial.value for trial in study.trials[20:]))
+        optunas.append(min(trial.values[0] for trial in study.trials[20:]))
     print("median best:", statistics.median(ours), "Optuna:", statistics.median(optunas))
     assert statistics.median(ours) <= statistics.median(optunas)
 
@@ -138,6 +138,12 @@ async def test_pruned_trials_of_an_export_are_pruned_and_repeats_are_one_result(
         results_path=tmp_path / "repeated",
     )
     write_csv(open_run_ledger(str(tmp_path / "repeated")), tmp_path / "repeated.csv")
+    points = repeated.points_to_dataframe()
+    assert [*points.columns[:3], len(points)] == ["index", "x", "loss", 3]
+    assert list(points["loss.count"]) == [4, 4, 4]
+    again = await run_sweep(CODE.replace("y", "x"), space=space, trials=1, objective="loss", start=points)
+    assert len(again.trials) == 1
+    assert len(read_rows(points.to_dict("records"), space).known) == 3
     known = read_rows(str(tmp_path / "repeated.csv"), space).known
     assert [result.outputs["loss"] for result in known] == [point.loss for point in repeated.groups]
 
