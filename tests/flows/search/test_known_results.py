@@ -189,7 +189,7 @@ SUBMIT(ok=repeat > x)
         results_path=tmp_path / "job", on_failure="return",
     )  # fmt: skip
     after = datetime.now()  # noqa: DTZ005 - as Optuna
-    trials = load_report(tmp_path / "job").study().trials
+    trials = load_report(str(tmp_path / "job")).study().trials
     assert [trial.params["x"] for trial in trials] == ["0", "1", "2", "1" + 400 * "0"]
     assert [(trial.state.name, trial.values) for trial in trials] == [
         ("COMPLETE", [0.75]), ("COMPLETE", [pytest.approx(2 / 3)]), ("FAIL", None), ("COMPLETE", [0.0])
