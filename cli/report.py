@@ -117,7 +117,7 @@ def _show_report(reader: LedgerReader, page: PathOrLocation, output: OutputForma
             _print_queries(reader.read_outcomes())
     folder = str(page).rpartition("/")[0]
     results = reader.ledger.path
-    files = results / "files" if isinstance(results, Path) else None
+    files = results / "files" if isinstance(results, Path) and str(results) != folder else None
     text = render_html(build_report(summary, reader.records, importances), folder, files)
     _write(page, lambda path: path.write_text(text, "utf-8", "replace"))
     print(f"Report: {page}", file=sys.stderr if output.is_json else sys.stdout)

@@ -53,7 +53,7 @@ def render_html(report: ReportContent, folder: str = "", files: Path | None = No
     Args:
         report: The content.
         folder: The folder of the page. Links to files below it are relative, so that the folder can be moved.
-        files: The folder of the collected files. A page outside of it contains their pictures.
+        files: The folder of the collected files whose pictures the page contains; None to refer to them.
     """
     environment = _make_environment(clean_line, autoescape=True)
     environment.filters |= {
@@ -162,15 +162,17 @@ class _PictureReader:
 
 def _locate_file(folder: str, pictures: _PictureReader, path: str) -> tuple[str, str, str]:
     """Return a file's name, the address for a link to it, and the address for an image. An address may be empty."""
-    name, address, picture = path, "", ""
+    name, address = path, ""
     suffix = PurePath(path).suffix.lower()
     if folder and path.startswith(f"{folder}/"):
         name = path.removeprefix(f"{folder}/")
         address = f"./{quote(name, errors='replace')}"
     elif os.path.isabs(path):
-        with suppress(UnicodeError, OSError):  # No file has a name that is no Unicode. A file may be unreadable.
+        with suppress(UnicodeError):  # No file has a name that is no Unicode.
             address = Path(path).as_uri()
-            picture = pictures.read(path) if suffix in PICTURES else ""
     link = address if suffix in LINKED else ""
     image = address if suffix in PICTURES else ""
-    return name, link, picture or image
+    if image:
+        with suppress(OSError):  # The file is unreadable.
+            image = pictures.read(path) or image
+    return name, link, image

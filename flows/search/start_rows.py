@@ -19,8 +19,6 @@ from ..reporting.groups import aggregate_group, read_number
 from .plan import Point
 from .space import Choices, Parameter, SearchSpace
 
-Row = Mapping[str, Any]
-
 
 @dataclass(frozen=True, slots=True)
 class StartRows:
@@ -81,14 +79,14 @@ def read_start(start: Any, space: SearchSpace, spec: ReportSpec, aggregate: Aggr
     return StartRows(tuple(points), known, left_out)
 
 
-def _find_column(row: Row, source: str, name: str, space: SearchSpace) -> str:
+def _find_column(row: Mapping[str, Any], source: str, name: str, space: SearchSpace) -> str:
     """Return the column of a variable or a field. An export gives it a prefix if its own name is taken."""
     prefixed = f"{source}.{name}"
     is_taken = source == OUTPUTS and name in space.names
     return prefixed if prefixed in row or is_taken else name
 
 
-def _find_start_point(row: Row, space: SearchSpace) -> Point | None:
+def _find_start_point(row: Mapping[str, Any], space: SearchSpace) -> Point | None:
     """Return a point to try first, or None if it has another name or value than the space."""
     variables: dict[str, Any] = {}
     for name, cell in row.items():
@@ -97,7 +95,7 @@ def _find_start_point(row: Row, space: SearchSpace) -> Point | None:
     return None if alternative is None else Point(variables, alternative)
 
 
-def _find_known_point(row: Row, space: SearchSpace) -> Point | None:
+def _find_known_point(row: Mapping[str, Any], space: SearchSpace) -> Point | None:
     """Return the point of a known result, which has all variables of an alternative and none of the others."""
     cells = {name: row.get(_find_column(row, VARIABLES, name, space)) for name in space.names}
     for number, alternative in enumerate(space.alternatives):
@@ -130,7 +128,7 @@ def _read_json(text: str) -> Any:
     return text
 
 
-def _read_outputs(row: Row, space: SearchSpace, spec: ReportSpec) -> dict[str, Any] | None:
+def _read_outputs(row: Mapping[str, Any], space: SearchSpace, spec: ReportSpec) -> dict[str, Any] | None:
     """Return the numbers of the objectives and constraints, or None if one is missing, NaN or not a number."""
     outputs: dict[str, Any] = {}
     for name in [*(item.name for item in spec.objectives), *spec.constraints]:

@@ -356,12 +356,9 @@ def build_trial(
     params, distributions = parameters.encode(point, parameters.space.find_alternative(point) or 0)
     state, values = _read_state(optuna, outcome, objectives)
     trial = optuna.create_trial(
-        state=state,
-        values=values,
-        params=params,
-        distributions=distributions,
+        state=state, values=values, params=params, distributions=distributions,
         intermediate_values=dict(outcome.meta.reports),
-    )
+    )  # fmt: skip
     limits = read_fields(outcome, constraints)
     if limits is not None:
         for field, value in zip(constraints, limits, strict=True):

@@ -232,10 +232,10 @@ def test_a_page_elsewhere_contains_the_collected_pictures_and_no_other_file(tmp_
     summary = RunSummary(ReportSpec("execution"))
     summary.add(Result({}, meta))
     report = build_report(summary, [RunRecord("the page", str(tmp_path / "job"), total=1)])
-    page = render_html(report, str(tmp_path / "elsewhere"), tmp_path / "job" / "files")
+    page = render_html(report, str(tmp_path), tmp_path / "job" / "files")
     pictures = re.findall('src="(data:[^"]*)"', page)
     assert pictures == ["data:image/png;base64,cGxvdA==", "data:image/svg+xml;base64,PHN2Zy8+"]
-    beside = render_html(report, str(tmp_path / "job"), tmp_path / "job" / "files")
+    beside = render_html(report, str(tmp_path / "job"))
     assert 'src="./files/1/plot.png"' in beside
     assert "data:image" not in beside
 
