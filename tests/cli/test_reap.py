@@ -72,10 +72,10 @@ def test_reap_deletes_sandboxes_of_a_process_killed_on_the_same_machine(
             process.kill()
     other = run_program(elsewhere, env=environment(tmp_path))
     assert other.returncode == 0, other.stderr
-    assert f"no unused sandboxes of {provider} on {socket.gethostname()}" in other.stdout
+    assert f"no unused sandboxes of {provider}\n" in other.stdout
     assert "`--older-than SECONDS` removes those of silent runs" in other.stderr
     assert len(list_sandboxes()) == 2
     done = run(*reap)
-    assert f"2 sandboxes of {provider} on {socket.gethostname()} removed" in done.stdout
+    assert f"2 sandboxes of {provider} removed" in done.stdout
     assert done.stdout.count("its process has ended") == 2
     assert list_sandboxes() == []

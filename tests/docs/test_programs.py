@@ -112,7 +112,7 @@ def test_code_for_a_sandbox_runs_in_one() -> None:
 
 # `test_cookbook.py`, `tests/deployments`, `tests/flows/sharding`, `tests/flows/test_shared_server_process.py` and
 # `tests/cli/test_shell.py` run commands that need a port, workers, a shared server or a terminal, or change the server.
-ELSEWHERE = re.compile("rlm-batch (up|deploy|server|shell)|.* --shards ")
+ELSEWHERE = re.compile("rlm-batch (up|worker|deploy|server|shell)|.* --shards ")
 OURS = {page: [line for line in commands(page) if line.startswith("rlm-batch ")] for page in PAGES}
 RUN_HERE = {page: [line for line in lines if not ELSEWHERE.match(line)] for page, lines in OURS.items()}
 

@@ -45,7 +45,8 @@ def test_every_command_of_the_pages_succeeds(tmp_path: Path) -> None:
     write_files(tmp_path)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     placeholders = {"ADDRESS": "http://127.0.0.1:9/", "SERVER": "127.0.0.1", "/mnt": str(tmp_path)}
-    with Up(tmp_path, **NO_EXPORTERS) as up, ExitStack() as workers:
+    results = str(tmp_path / "shared" / "results")  # the placeholder in the pages is below /mnt
+    with Up(tmp_path, RLM_BATCH_RESULTS=results, **NO_EXPORTERS) as up, ExitStack() as workers:
         up.wait_until_ready()
         placeholders["4200"] = str(up.port)
         for line in list_commands():
@@ -54,9 +55,10 @@ def test_every_command_of_the_pages_succeeds(tmp_path: Path) -> None:
                 continue
             if words[0] == "export":
                 up.environment |= dict(word.split("=", 1) for word in words[1:])
-            elif line.startswith("prefect worker start"):
+            elif line.startswith(("prefect worker start", "rlm-batch worker")):
                 log = tmp_path / "worker.log"
-                workers.enter_context(run_logged_process(words, log, env=up.environment, cwd=tmp_path))
+                program = [COMMAND, *words[1:]] if words[0] == "rlm-batch" else words
+                workers.enter_context(run_logged_process(program, log, env=up.environment, cwd=tmp_path))
                 wait_until(lambda: len(list_workers(up)) == 2, "the worker", timeout=HANG_SECONDS)
             else:
                 done = run_beside_shared_server(line, up) if line.startswith("rlm-batch server") else up.type(*words)

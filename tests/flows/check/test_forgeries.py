@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rlm_batch import Result, batch
+from rlm_batch import Failure, OutcomeUnknown, Result, batch
 
 from ...infra.requirements import mark_level
 from .forgeries import CHECK, FIRST, FORGERIES, HONEST, SECRET
@@ -14,6 +14,8 @@ pytestmark = pytest.mark.anyio
 
 LEVELS = ("bubblewrap", "landlock")
 REMOTE = {"daytona": {"image": "python:3.12"}, "modal": {}}
+# Attempts that end their sandbox, where its code may end all processes. Rates leave such an execution out.
+ENDS_SANDBOX = ("a signal to the parent", "signals to all processes")
 TIMEOUT = 20  # seconds; only the attempts that wait for it take so long
 
 
@@ -59,4 +61,11 @@ async def test_no_forgery_passes_in_containers(no_container_left: None) -> None:
 @pytest.mark.parametrize("provider", REMOTE)
 async def test_no_forgery_passes_on_remote_providers(provider: str, account: Callable[..., None]) -> None:
     account(provider)
-    await judge_forgeries(provider, provider_options=REMOTE[provider])
+    options: dict[str, Any] = {"provider_options": REMOTE[provider]}
+    await judge_forgeries(provider, FORGERIES.keys() - set(ENDS_SANDBOX), **options)
+    attempts = [FORGERIES[name] for name in ENDS_SANDBOX]
+    outcomes = await batch(attempts, check=CHECK, provider=provider, timeout=TIMEOUT, on_failure="return", **options)
+    for outcome in outcomes:
+        assert isinstance(outcome, Failure)
+        assert isinstance(outcome.error, OutcomeUnknown)
+        assert outcome.meta.judged is None

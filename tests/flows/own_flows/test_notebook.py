@@ -42,8 +42,8 @@ def test_a_notebook_cell_awaits_a_sweep_and_shows_progress_and_tables(
     displays = [message["content"] for message in messages if message["content"].get("transient", {}).get("display_id")]
     assert len({content["transient"]["display_id"] for content in displays}) == 1
     texts = [content["data"]["text/plain"] for content in displays]
-    assert texts[0] == "0 of 4 trials done, 0 failed"
-    assert texts[-1] == "4 of 4 trials done, 0 failed, the best so far 0"
+    assert texts[0] == "0 of 4 trials succeeded"
+    assert texts[-1] == "4 of 4 trials succeeded; best loss 0 in trial 2 with x=2"
     assert 2 <= len(texts) <= 5
     shown = [output.data["text/html"] for output in notebook.cells[0].outputs if "data" in output]
     assert shown.count(f'<div><progress value="4" max="4"></progress> {texts[-1]}</div>') == 1
