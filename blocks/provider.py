@@ -98,7 +98,9 @@ class SandboxProvider(SandboxSettings, ABC):
     _files: HostFiles = PrivateAttr(default=HostFiles())
     _expected_sandboxes: int = PrivateAttr(default=1)
     _keeps_failed: bool = PrivateAttr(default=False)
-    _shown_values: frozenset[str] = PrivateAttr(default=frozenset())  # of `environment`; a run's parameters show them
+    _shown_values: frozenset[str] = PrivateAttr(
+        default=frozenset()
+    )  # values of `environment` that a run's parameters show
 
     @abstractmethod
     async def open(self, labels: dict[str, str]) -> Sandbox:

@@ -9,6 +9,7 @@ from ..sandbox.outcomes.outcome_json import get_status, outcome_to_json
 from ..sandbox.outcomes.text_escape import escape_text, render_html_table
 from ..sandbox.result import Failure, MaybeNone, Outcome, Result
 from ..tasks.ledger.run_record import Direction, ReportSpec
+from .registry import load_flow
 from .reporting.best_trials import BestTrials
 from .reporting.columns import Tables
 from .reporting.export import build_data_frame
@@ -184,14 +185,12 @@ class Report(Sequence[ItemT]):
             **options: Further parameters of the flow `check`, such as `provider`. `on_failure` is "return" here.
 
         Returns:
-            A report with the fields of the check, in a ledger of its own.
+            A report with the fields of the check, in a new ledger.
 
         Raises:
             ConfigurationError: A parameter is wrong, or an event loop runs in this thread: await the flow `check`.
         """
-        from .check import check
-
-        return check.sync(self.results_path, code, **{"on_failure": "return", **options})
+        return load_flow("check").sync(self.results_path, code, **{"on_failure": "return", **options})
 
     def to_json_lines(self) -> Iterator[dict[str, Any]]:
         """Yield the outcomes as JSON objects.

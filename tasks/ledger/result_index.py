@@ -135,7 +135,7 @@ class ResultCache:
     index: ResultIndex | None = None
     check: Check | None = None  # judges outcomes of earlier runs again, which it has not judged
     has_files: bool = False  # True if the ledgers have the files that the check needs
-    ended_lines: dict[str, LedgerLine] = field(default_factory=dict[str, LedgerLine])  # of `find_ended_lines`
+    ended_lines: dict[str, LedgerLine] = field(default_factory=dict[str, LedgerLine])  # see `find_ended_lines`
     # the last line's key by an execution's index
     latest_keys: Mapping[int, str] = field(default_factory=dict[int, str])
 
