@@ -98,9 +98,8 @@ class SandboxProvider(SandboxSettings, ABC):
     _files: HostFiles = PrivateAttr(default=HostFiles())
     _expected_sandboxes: int = PrivateAttr(default=1)
     _keeps_failed: bool = PrivateAttr(default=False)
-    _shown_values: frozenset[str] = PrivateAttr(
-        default=frozenset()
-    )  # values of `environment` that a run's parameters show
+    # Values of `environment` that a run's parameters show.
+    _shown_values: frozenset[str] = PrivateAttr(default=frozenset())
 
     @abstractmethod
     async def open(self, labels: dict[str, str]) -> Sandbox:
