@@ -16,7 +16,7 @@ from rlm_batch.tasks.ledger.ledger import Ledger
 
 from ..infra.bound_process import start_bound_process
 from ..infra.logged_process import choose_port
-from ..infra.machine import list_descendants
+from ..infra.machine import is_alive, list_descendants
 from ..infra.ordinary_server import OrdinaryServer
 from ..infra.postgres import Postgres
 from ..infra.programs import COMMAND, run_program
@@ -163,7 +163,7 @@ class Stoppable:
             self._process.wait(GRACE_SECONDS)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"the worker did not end: {self._log.read_text()[-5000:]}") from None
-        assert not wait_until_empty(lambda: [pid for pid in pids if Path(f"/proc/{pid}/exe").exists()], timeout=30)
+        assert not wait_until_empty(lambda: [pid for pid in pids if is_alive(pid)], timeout=30)
 
     def kill(self) -> None:
         """Kill the worker and its flow runs with SIGKILL."""

@@ -23,7 +23,7 @@ def find_programs() -> Path | None:
     programs = [Path(path).resolve() for path in [shutil.which("initdb")] if path]
     if not os.environ.get("RLM_BATCH_TESTS_PATH_ONLY"):
         programs += sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), reverse=True)
-    return next((path.parent for path in programs if (path.parent / "postgres").exists()), None)
+    return next((path.parent for path in programs if os.access(path.parent / "postgres", os.X_OK)), None)
 
 
 class Postgres:
