@@ -25,7 +25,7 @@ NUL = "\0"
 
 
 def spill_long_parameters(parameters: dict[str, Any], contents: Mapping[str, Content]) -> dict[str, Any]:
-    """Return the parameters, with a reference to a file of JSON in the place of each value that Prefect cannot hold.
+    """Replace each value that Prefect cannot hold by a reference to a file of JSON, and return the parameters.
 
     Such a value is too long, or has an integer of more than 64 bits or a NUL in it. Raises ConfigurationError if a path
     or a setting has one, or if text is not UTF-8.

@@ -40,7 +40,7 @@ class Sample(list[ItemT]):
         super().__init__()
         self._limit = limit
         self.added = 0  # number of items so far, kept or not
-        self._stride = 1  # of this many items, one is kept
+        self._stride = 1  # one of so many items is kept
 
     def add(self, item: ItemT) -> None:
         """Keep every item at first. When there are too many, keep every second, then every fourth, and so on."""
