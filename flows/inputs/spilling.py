@@ -15,7 +15,8 @@ from ...tasks.ledger.result_index import get_spill_directory
 from .conversion import Content
 from .host_paths import read_input
 
-PARAMETER_LIMIT = 256 * 1024  # bytes of a parameter; Prefect refuses flow runs with parameters over 512 KiB in all
+PARAMETER_LIMIT = 256 * 1024  # bytes of a parameter
+TOTAL_LIMIT = 448 * 1024  # bytes of all parameters; Prefect refuses flow runs with more than 512 KiB
 SUFFIXES_OF_LISTS = (".jsonl", ".ndjson", ".json")  # Files with a list of codes.
 SPILLED_PARAMETER = re.compile(r"@/.*/[0-9a-f]{24}\.json")  # the reference to the file of a parameter
 # Limits of Prefect's server for parameters. After one run with an integer outside this range it cannot list any
@@ -27,13 +28,16 @@ NUL = "\0"
 def spill_long_parameters(parameters: dict[str, Any], contents: Mapping[str, Content]) -> dict[str, Any]:
     """Replace each value that Prefect cannot hold by a reference to a file of JSON, and return the parameters.
 
-    Such a value is too long, or has an integer of more than 64 bits or a NUL in it. Raises ConfigurationError if a path
-    or a setting has one, or if text is not UTF-8.
+    Such a value is too long, or has an integer of more than 64 bits or a NUL in it. If all values together are too
+    long, the longest are replaced. Raises ConfigurationError if a path or a setting has such an integer or a NUL, or if
+    text is not UTF-8.
     """
     short = dict(parameters)
-    for name, value in parameters.items():
-        # Settings are checked later, so one may have a value that is not JSON.
-        data = json.dumps(value, default=str).encode()
+    # Settings are checked later, so one may have a value that is not JSON.
+    data_by_name = {name: json.dumps(value, default=str).encode() for name, value in parameters.items()}
+    total_bytes = sum(map(len, data_by_name.values()))
+    for name, data in sorted(data_by_name.items(), key=lambda item: len(item[1]), reverse=True):
+        value = parameters[name]
         can_be_stored = _can_be_stored(name, value)
         content = contents.get(name)
         is_path_or_setting = content is None or (content.is_path_if_text and isinstance(value, str))
@@ -42,8 +46,10 @@ def spill_long_parameters(parameters: dict[str, Any], contents: Mapping[str, Con
                 f"{name} has a NUL character or an integer of more than 64 bits, which Prefect's server cannot hold: "
                 "leave it out"
             )
-        if len(data) > PARAMETER_LIMIT or not can_be_stored:
+        is_too_long = len(data) > PARAMETER_LIMIT or total_bytes > TOTAL_LIMIT
+        if is_too_long or not can_be_stored:
             short[name] = f"@{_write_once(data, '.json')}"
+            total_bytes -= len(data)
     return short
 
 

@@ -21,7 +21,7 @@ from rlm_batch import (
 from rlm_batch.flows.plans.rlm import RlmParameters
 from rlm_batch.sandbox.interpreter import Interpreter
 
-from ..infra.scripted_turns import make_script
+from ..infra.scripted_turns import format_turn, make_script
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("openai")]
 
@@ -97,6 +97,27 @@ async def test_fifty_questions_about_a_long_context_upload_it_once_per_sandbox(c
     answers = await rlm(queries=queries[:3], language_model=NAME, context="y" * 100_000, reuse_sandboxes=False)
     assert [answer.value for answer in answers] == [100_000] * 3
     assert list(uploads.values()) == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"queries": [f"{number} {'q ' * 4000}" for number in range(75)]},
+        {"queries": ["short", "q " * 300_000]},
+        {"query": "q " * 300_000, "instructions": "i " * 300_000},
+        # Each of these is short enough for Prefect, and together they are too long.
+        {"query": "q" * 200_000, "instructions": "i" * 200_000, "system_prompt": "Write Python. " * 15_000},
+    ],
+    ids=["many", "a long one", "instructions", "together"],
+)
+async def test_questions_and_instructions_may_be_longer_than_prefects_parameters(chat, parameters):
+    chat.script = lambda _: format_turn("SUBMIT(1)")
+    result = await rlm(language_model=NAME, **parameters)
+    answers = result if isinstance(result, RlmAnswers) else [result]
+    queries = parameters.get("queries") or [parameters["query"]]
+    assert [(answer.value, answer.query) for answer in answers] == [(1, query) for query in queries]
+    instructions = parameters.get("instructions", "")
+    assert all(instructions in request.messages[0] for request in chat.requests)
 
 
 @pytest.mark.parametrize("form", ["list", "jsonl", "csv"])
