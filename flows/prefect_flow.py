@@ -228,10 +228,12 @@ def run_now(name: str, call: Callable[[], Coroutine[Any, Any, R]]) -> R:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(call())
-    raise ConfigurationError(
-        f"{name}.sync(...) cannot be called in a running event loop: write `await {name}(...)`, in a notebook too"
-    )
+        pass  # Errors of the coroutine must not show this one as their context.
+    else:
+        raise ConfigurationError(
+            f"{name}.sync(...) cannot be called in a running event loop: write `await {name}(...)`, in a notebook too"
+        )
+    return asyncio.run(call())
 
 
 async def execute_flow(run: Run) -> State[Any]:

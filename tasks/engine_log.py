@@ -14,6 +14,7 @@ QUERY_TASK_NAME = "query"
 TASK_NAMES = {EXECUTE_TASK_NAME, QUERY_TASK_NAME}
 CANCELLED_STATE = "Finished in state Cancelled("
 FAILED_STATE = "Finished in state Failed("
+RETURNED_STATE = "Task run failed with state: "  # begins a line that the line on the state repeats
 
 _own_runs: set[str] = set()  # ids of the flow runs of our flows, and of the task runs of `run_code`
 
@@ -63,7 +64,8 @@ def _is_wanted_task_line(record: logging.LogRecord) -> bool:
         return False
     if name == EXECUTE_TASK_NAME:
         return not has_own_error and not message.startswith(FAILED_STATE)
-    return True
+    # The code may handle the failure of a query: one line without a traceback is enough.
+    return not message.startswith(RETURNED_STATE)
 
 
 def _fill_in_message(record: logging.LogRecord) -> bool:

@@ -112,6 +112,11 @@ class LiteLLMModel:
     async def check(self) -> None:
         """Raise ConfigurationError if LiteLLM does not know the model's provider, or a key is missing. Send nothing."""
         litellm, settings = await self._load(), self.settings
+        if litellm.max_budget:
+            raise ConfigurationError(
+                "litellm.max_budget does not limit queries, because LiteLLM does not add their costs: set it to 0, and "
+                "pass `max_cost`"
+            )
         provider = self._find_provider()
         self._get_key()
         key_variables = KEY_VARIABLES.get(provider)

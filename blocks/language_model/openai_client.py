@@ -16,7 +16,12 @@ ARGUMENTS = {
     *("temperature", "top_p", "max_tokens", "max_completion_tokens", "frequency_penalty", "presence_penalty"),
     *("response_format", "logprobs", "top_logprobs", "seed", "stop", "user", "reasoning_effort"),
 }
-LITELLM_SETTINGS = ("callbacks", "success_callback", "failure_callback", "cache")  # settings for each of its requests
+# LiteLLM's settings for each of its requests. It moves async callbacks to the lists with an underscore.
+LITELLM_SETTINGS = (
+    *("callbacks", "input_callback", "success_callback", "failure_callback", "service_callback", "cache"),
+    *("_async_input_callback", "_async_success_callback", "_async_failure_callback"),
+    *("pre_call_rules", "post_call_rules"),
+)
 
 _clients: WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = WeakKeyDictionary()
 

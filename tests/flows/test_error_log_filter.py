@@ -10,6 +10,8 @@ from prefect.logging.formatters import JsonFormatter
 
 from rlm_batch import ConfigurationError, ExecutionsFailed, batch, run_code, sweep
 
+from ..standins.openai_chat import ChatServer, Reply
+
 
 def read_log(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [
@@ -125,6 +127,25 @@ def test_a_failed_execution_is_one_line(
     assert failed.startswith("Finished in state Failed(")
     assert "Task run encountered an exception Code" in failed
     assert "\n" not in failed
+
+
+@pytest.mark.usefixtures("openai")
+def test_a_failed_query_that_the_code_handles_is_one_line(caplog: pytest.LogCaptureFixture, chat: ChatServer) -> None:
+    chat.script = lambda _: Reply("refused here", status=400)
+    code = "try:\n    llm_query('x')\nexcept QueryError:\n    SUBMIT(1)"
+    (result,) = batch.sync([code], provider="local:none", language_model="openai/gpt-4o-mini")
+    assert result.output == 1
+    (line,) = [text for text in read_lines(caplog) if "refused here" in text]
+    assert line.startswith("Finished in state Failed(")
+    assert "\n" not in line
+    assert "NoneType" not in caplog.text
+    assert "Traceback" not in caplog.text
+
+
+def test_an_error_of_a_flow_has_no_context_of_ours() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        batch.sync([])
+    assert caught.value.__context__ is None
 
 
 def test_what_a_mapped_task_prints_has_the_name_of_its_task_run(caplog: pytest.LogCaptureFixture) -> None:

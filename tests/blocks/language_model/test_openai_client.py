@@ -11,7 +11,7 @@ from typing import Any
 import litellm
 import pytest
 
-from rlm_batch import LanguageModel, QueryError
+from rlm_batch import AsyncLocalInterpreter, ConfigurationError, LanguageModel, QueryError
 from rlm_batch.blocks.language_model.openai_client import can_send_directly
 
 from ...infra.waiting import HANG_SECONDS
@@ -60,6 +60,8 @@ async def test_the_key_and_the_address_of_the_environment_are_used(chat, monkeyp
         ("openai/o1", {}, {}, False),
         ("openai/responses/gpt-4o", {}, {}, False),
         (NAME, {}, {"success_callback": ["langfuse"]}, False),
+        (NAME, {}, {"_async_failure_callback": ["langfuse"]}, False),
+        (NAME, {}, {"pre_call_rules": [print]}, False),
         (NAME, {}, {"ssl_verify": False}, False),
     ],
 )
@@ -67,6 +69,38 @@ def test_special_settings_need_litellms_client(monkeypatch, name, arguments, set
     for setting, value in settings.items():
         monkeypatch.setattr(litellm, setting, value)
     assert can_send_directly(litellm, name, {}, arguments) is is_direct
+
+
+@pytest.mark.parametrize("name", [NAME, "hosted_vllm/a-model"])
+async def test_an_async_callback_gets_every_request(chat, monkeypatch, name):
+    """LiteLLM moves the callback to another list when it first calls it."""
+    called, prompts = asyncio.Event(), []
+
+    async def note(arguments: Any, *_: Any) -> None:
+        prompt = arguments["messages"][0]["content"]
+        if prompt.startswith("callback"):  # LiteLLM may also report requests of earlier tests.
+            prompts.append(prompt)
+            called.set()
+
+    monkeypatch.setattr(litellm, "success_callback", [note])
+    monkeypatch.setattr(litellm, "_async_success_callback", [])
+    client = model(chat, model=name).make_flat_model()
+    expected = [f"callback {number}" for number in range(3)]
+    for prompt in expected:
+        called.clear()
+        await client.ask([{"role": "user", "content": prompt}])
+        await asyncio.wait_for(called.wait(), HANG_SECONDS)
+    assert prompts == expected
+
+
+async def test_a_budget_of_litellm_that_limits_nothing_is_refused(chat, monkeypatch):
+    monkeypatch.setattr(litellm, "max_budget", 1e-9)
+    monkeypatch.setenv("OPENAI_API_BASE", chat.url)
+    for _ in range(2):  # LiteLLM itself does not hold its budget.
+        await litellm.acompletion(NAME, [{"role": "user", "content": "x"}], api_key="sk-x")
+    with pytest.raises(ConfigurationError, match=r"litellm\.max_budget does not limit queries.*pass `max_cost`"):
+        async with AsyncLocalInterpreter(isolation="none", language_model=model(chat)):
+            pass
 
 
 def test_connections_are_closed_with_the_event_loop(chat, caplog):
