@@ -107,4 +107,4 @@ def _check_server() -> str:
         return "no server is configured, so each program starts its own"
     servers = [f"process {server.pid} at {server.ui_url}" for server in list_shared_servers()]
     running = servers[0] if servers else "not running now"
-    return f"no server is configured, so commands share one in the background ({running})"
+    return f"no server is configured, so commands and programs share one in the background ({running})"

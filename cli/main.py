@@ -128,8 +128,6 @@ def _prepare_process(*, shows_log: bool) -> None:
     for name, value in QUIET_PREFECT.items():
         if not (shows_log and "LOGGING" in name):
             os.environ.setdefault(name, value)
-    if not os.environ.get("RLM_BATCH_SERVER") and not os.environ.get("CI"):
-        os.environ["RLM_BATCH_SERVER"] = "shared"
     if os.path.expanduser("~") == "~":  # Without HOME and an entry in passwd Prefect cannot be imported.
         os.environ["HOME"] = "/"  # Container engines set the same value.
     # For Prefect, a log line that does not reach the server is a logging error, which Python would print.

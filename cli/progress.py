@@ -96,8 +96,8 @@ class ProgressDisplay(FlowListener):
         self._print(f"{total} {noun} {environment}")
         self._progress.reset(self._task, total=total, description="running", counts="")
 
-    def on_page(self, url: str) -> None:
-        self._print(f"Page: {url} (rlm-batch server shows how to sign in)")
+    def on_page(self, page: str) -> None:
+        self._print(f"Page: {page}")
 
     def on_warning(self, text: str) -> None:
         self._print(escape_text(name_options(text)))

@@ -1,4 +1,4 @@
-"""The commands `server` and `server stop`: the shared Prefect server of the command line."""
+"""The commands `server` and `server stop`: the shared Prefect server of commands and programs."""
 
 import time
 
@@ -14,9 +14,9 @@ server = App(name="server")
 
 @server.default
 def show_servers() -> int:
-    """Show the shared Prefect server of the command line, and the address that signs in to its UI.
+    """Show the shared Prefect server of commands and Python programs, and the address that signs in to its UI.
 
-    Commands start it when they need it. It ends after 15 minutes without a request. The status is 1 if none runs.
+    They start it when they need it. It ends after 15 minutes without a request. The status is 1 if none runs.
     """
     is_running = False
     for shared in list_shared_servers():
@@ -38,18 +38,18 @@ def stop_servers(*, force: Flag = False) -> int:
     """End the shared Prefect server.
 
     Args:
-        force: End the server even if a command uses it. That command fails, and keeps its results
+        force: End the server even if a command or program uses it. That one fails, and keeps its results
 
     Raises:
-        ConfigurationError: A command uses a server.
+        ConfigurationError: A command or program uses a server.
     """
     is_running = False
     for shared in list_shared_servers():
         is_running = True
         if not force and shared.is_used():
             raise ConfigurationError(
-                f"a command uses the shared Prefect server (process {shared.pid}): end that command first, or stop the "
-                "server with --force"
+                f"a command or a Python program uses the shared Prefect server (process {shared.pid}): end it first, "
+                "or stop the server with --force"
             )
         shared.stop()
         print(f"stopped process {shared.pid}")

@@ -33,8 +33,8 @@ class FlowListener:
             run_name: The name of the flow run.
         """
 
-    def on_page(self, url: str) -> None:
-        """Handle the address of the run's page in the UI of the shared server, before the executions start."""
+    def on_page(self, page: str) -> None:
+        """Handle the address of the run's page on the shared server and how to sign in, before the executions start."""
 
     def on_warning(self, text: str) -> None:
         """Handle a warning for people, a sentence."""

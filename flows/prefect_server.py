@@ -72,7 +72,7 @@ async def provide_server(
             ui_url = server.ui_url
         else:
             server = await _get_embedded_server(listener)
-        async with _use_server(server, ui_url, find_results_path):
+        async with _use_server(server, find_results_path):
             yield ui_url
 
 
@@ -89,10 +89,13 @@ async def _get_shared_server(listener: FlowListener) -> "SharedServer | None":
 
     if not wants_shared_server():
         return None
-    server = await _run_in_thread(find_shared_server)
-    if server is None:
-        listener.on_prefect_start()
-        server = await _run_in_thread(start_shared_server)
+    try:
+        server = await _run_in_thread(find_shared_server)
+        if server is None:
+            listener.on_prefect_start()
+            server = await _run_in_thread(start_shared_server)
+    except OSError:  # The file system of PREFECT_HOME has no locks.
+        return None
     return server
 
 
@@ -142,7 +145,7 @@ async def _run_in_thread(function: Callable[[], T]) -> T:
 
 @asynccontextmanager
 async def _use_server(
-    server: "ServerProcess | SharedServer", ui_url: str | None, find_results_path: Callable[[], str | None]
+    server: "ServerProcess | SharedServer", find_results_path: Callable[[], str | None]
 ) -> AsyncIterator[None]:
     """Use a server in the context. When the server's process ends, the code in the context is cancelled.
 
@@ -157,7 +160,8 @@ async def _use_server(
     )
     watching: asyncio.Task[None] | None = None
     try:
-        with use_settings(server.url, server.auth, ui_url or "") as settings:
+        # Prefect's log has no links, because pages of the shared server need a password.
+        with use_settings(server.url, server.auth, ui_url="") as settings:
             async with _open_clients(), asyncio.timeout(None) as timeout:
                 watching = asyncio.create_task(_cancel_at_end(server, settings, timeout))
                 yield

@@ -61,7 +61,9 @@ async def open_run(run: Run) -> AsyncIterator[None]:
     run.sink = OutcomeSink(run, [run.store.add_outcome])
     run.listener.on_start(run.plan.total, run.environment, str(ledger.path), summary, record.name)
     if run.ui_url is not None:
-        run.listener.on_page(f"{run.ui_url}/runs/flow-run/{run.run_id}")
+        page = f"{run.ui_url}/runs/flow-run/{run.run_id} (rlm-batch server shows how to sign in)"
+        run.listener.on_page(page)
+        log.info("Page: %s", page)
     await asyncio.to_thread(record.write)
     try:
         if not ledger.register_writer():

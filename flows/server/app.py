@@ -106,10 +106,10 @@ def _start_one_at_a_time(lifespan: Lifespan) -> Lifespan:
 
 
 class SharedServerProcess(uvicorn.Server):
-    """A server that ends when it is idle. Its state file exists while it listens.
+    """A server that ends when it is idle, or its state file is deleted. The file exists while it listens.
 
-    A command holds a shared lock on the state file while it uses the server, because during a long execution the server
-    gets no request. The kernel releases the lock of a command that dies. An idle server ends once it gets the exclusive
+    A program holds a shared lock on the state file while it uses the server, because during a long execution the server
+    gets no request. The kernel releases the lock of a program that dies. An idle server ends once it gets the exclusive
     lock.
 
     Args:
@@ -134,11 +134,13 @@ class SharedServerProcess(uvicorn.Server):
         self._active_at = time.monotonic()
 
     async def on_tick(self, counter: int) -> bool:
-        """Return whether the server ends: when it is idle and no command uses it."""
+        """Return whether the server ends: no program uses it, and it is idle or its state file is deleted."""
         if await super().on_tick(counter):
             return True
         is_due = counter % TICKS_PER_CHECK == 0
-        return is_due and self._is_idle() and try_lock(self._handle)
+        # A program may delete its temporary PREFECT_HOME when it ends.
+        is_unused = is_due and (self._is_idle() or not self._path.exists())
+        return is_unused and try_lock(self._handle)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Remove the state file, unless another server has replaced it, and end the application."""

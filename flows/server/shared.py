@@ -1,4 +1,4 @@
-"""The shared Prefect server, which the commands of one user start when they need it. It ends when it is idle.
+"""The shared Prefect server, which the programs of one user start when they need it. It ends when it is idle.
 
 There is one for each machine, PREFECT_HOME, version and group of settings. Its state file has its address, its password
 and the identity of its process, in a directory that only this user can read. While that process lives, it holds the
@@ -111,13 +111,13 @@ _used: dict[Path, SharedServer] = {}  # the servers that this process uses, by s
 
 
 def wants_shared_server() -> bool:
-    """Return whether a run without a configured server uses the shared server.
+    """Return whether a run without a configured server uses the shared server: by default, unless `CI` is set.
 
     Raises:
         ConfigurationError: An environment variable has a wrong value.
     """
-    mode = os.environ.get(MODE_VARIABLE, "")
-    if mode not in ("", *MODES):
+    mode = os.environ.get(MODE_VARIABLE) or ("embedded" if os.environ.get("CI") else "shared")
+    if mode not in MODES:
         raise ConfigurationError(f"{MODE_VARIABLE} is {mode!r}: set it to {' or '.join(MODES)}, or unset it")
     may_idle = get_idle_seconds() > 0
     has_proc = bool(read_own_identity())  # Without /proc, the server's process could not be recognized.

@@ -284,13 +284,3 @@ def test_a_search_prints_trials_and_pruned_count_and_can_be_resumed(run, tmp_pat
     page = (tmp_path / "report.html").read_text()
     assert page.count("<img") >= 3
     assert "loss as it was reported" in page
-
-
-@pytest.mark.parametrize(
-    ("ci", "chosen", "expected"), [("", "", "shared"), ("true", "", ""), ("", "embedded", "embedded")]
-)
-def test_commands_outside_ci_share_a_server_unless_told_otherwise(run, monkeypatch, ci, chosen, expected):
-    monkeypatch.setenv("CI", ci)
-    monkeypatch.setenv("RLM_BATCH_SERVER", chosen)
-    assert run("runs").returncode == 0
-    assert os.environ["RLM_BATCH_SERVER"] == expected

@@ -1,5 +1,7 @@
-"""The shared server: one for all commands of a user, private, and nothing left of it when nobody uses it."""
+"""The shared server: one for all programs of a user, private, and nothing left of it when nobody uses it."""
 
+import asyncio
+import errno
 import fcntl
 import json
 import os
@@ -18,6 +20,8 @@ from prefect.settings import PREFECT_HOME, temporary_settings
 
 from rlm_batch import ConfigurationError
 from rlm_batch.cli.server import show_servers, stop_servers
+from rlm_batch.flows.listener import FlowListener
+from rlm_batch.flows.prefect_server import _get_shared_server
 from rlm_batch.flows.server import shared
 from rlm_batch.flows.server.shared import find_shared_server, start_shared_server, wants_shared_server
 from rlm_batch.sandbox.process_identity import read_own_identity
@@ -63,7 +67,9 @@ def test_a_server_that_runs_is_found_and_is_then_in_use(state: Path, capsys: pyt
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)  # as the server does before it ends
     assert show_servers() == 0
     assert ", in use\nUI         http://127.0.0.1:9/login\npassword   me:secret\n" in capsys.readouterr().out
-    with pytest.raises(ConfigurationError, match=r"a command uses the shared Prefect server.*--force"):
+    with pytest.raises(
+        ConfigurationError, match=r"a command or a Python program uses the shared Prefect server.*--force"
+    ):
         stop_servers(force=False)
     server.close()
 
@@ -122,13 +128,32 @@ def test_a_home_that_cannot_be_used_is_a_one_sentence_error() -> None:
         start_shared_server()
 
 
-def test_a_program_shares_a_server_only_if_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RLM_BATCH_SERVER")
-    assert not wants_shared_server()
+@pytest.mark.parametrize(
+    ("ci", "chosen", "idle", "is_shared"),
+    [
+        ("", "", "", True),
+        ("true", "", "", False),
+        ("true", "shared", "", True),
+        ("", "embedded", "", False),
+        ("", "", "0", False),
+    ],
+)
+def test_programs_outside_ci_share_a_server_unless_they_are_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch, ci: str, chosen: str, idle: str, is_shared: bool
+) -> None:
+    monkeypatch.setenv("CI", ci)
+    monkeypatch.setenv("RLM_BATCH_SERVER", chosen)
+    monkeypatch.setenv("RLM_BATCH_SERVER_IDLE", idle)
+    assert wants_shared_server() == is_shared
+
+
+def test_a_program_whose_home_has_no_locks_has_its_own_server(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")  # as Lustre does
+
     monkeypatch.setenv("RLM_BATCH_SERVER", "shared")
-    assert wants_shared_server()
-    monkeypatch.setenv("RLM_BATCH_SERVER_IDLE", "0")
-    assert not wants_shared_server()
+    monkeypatch.setattr("fcntl.flock", refuse)
+    assert asyncio.run(_get_shared_server(FlowListener())) is None
 
 
 @pytest.mark.parametrize(
@@ -304,6 +329,60 @@ def test_the_next_run_of_a_program_is_seen_on_the_server_after_a_killed_one(term
     assert done.returncode == 0, done.stderr
     assert "has ended by itself while the flow ran" in done.stdout
     assert "seen on the new server" in done.stdout
+
+
+PROGRAM = """
+import os, shutil, sys
+from rlm_batch import batch
+from rlm_batch.flows.server.shared import list_shared_servers
+
+print(batch.sync(["SUBMIT(x=1)"])[0].x, *[server.pid for server in list_shared_servers()])
+if sys.argv[1:]:
+    shutil.rmtree(os.environ["PREFECT_HOME"])
+"""
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_programs_use_the_commands_server_which_ends_with_a_deleted_home(
+    terminal: Terminal, processes: Callable[[], dict[int, str]]
+) -> None:
+    del terminal.environment["RLM_BATCH_SERVER"]
+    assert terminal.run("batch", "one.py").returncode == 0
+    pid = terminal.get_pid()
+    done = terminal.run("-c", PROGRAM, command=(sys.executable,))
+    assert done.stdout == f"1 {pid}\n", done.stderr
+    assert "(rlm-batch server shows how to sign in)" in done.stderr
+    assert "View at" not in done.stderr
+    done = terminal.run("-c", PROGRAM, "delete", command=(sys.executable,))
+    assert done.stdout == f"1 {pid}\n", done.stderr
+    wait_until(lambda: pid not in processes(), "the end of the server")
+
+
+OWN_SERVERS = """
+from prefect import flow
+from prefect.settings import PREFECT_API_URL
+from prefect.testing.utilities import prefect_test_harness
+from rlm_batch import batch
+from rlm_batch.flows.server.shared import list_shared_servers
+
+@flow
+def own():
+    return batch.sync(["SUBMIT(x=1)"])[0].x
+
+print(own())
+with prefect_test_harness():
+    address = PREFECT_API_URL.value()
+    print(batch.sync(["SUBMIT(x=2)"])[0].x, PREFECT_API_URL.value() == address)
+print(list(list_shared_servers()))
+"""
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_a_program_with_a_flow_or_a_harness_of_its_own_starts_no_shared_server(terminal: Terminal) -> None:
+    done = terminal.run("-c", OWN_SERVERS, command=(sys.executable,))
+    assert done.stdout == "1\n2 True\n[]\n", done.stderr
 
 
 @pytest.mark.full
