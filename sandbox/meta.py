@@ -17,7 +17,9 @@ class QuerySummary:
         completion_tokens: Tokens of these calls' answers.
         cost: Cost of these calls in US dollars; None if a price is unknown.
         cached: Number of questions answered from the cache. They do not count as calls.
-        tree: Records of the first thousand queries, as a tree.
+        usage_by_model: Calls, tokens and cost of each model, by its name.
+        tree: Records of the first thousand queries, as a tree. Each has the `turn` that asked it, the beginning of its
+            `prompt` (200 characters) and its `answer` as text (2,000 characters), or its `error`.
     """
 
     asked: int = 0
@@ -28,15 +30,23 @@ class QuerySummary:
     completion_tokens: int = 0
     cost: float | None = 0.0
     cached: int = 0
+    usage_by_model: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
     tree: tuple[dict[str, Any], ...] = ()
 
     def __add__(self, other: "QuerySummary") -> "QuerySummary":
         """Return the sums, without the trees."""
+        usage_by_model = dict(self.usage_by_model)
+        for name, usage in other.usage_by_model.items():
+            earlier = usage_by_model.get(name, {})
+            usage_by_model[name] = {key: _add_known(earlier.get(key, 0), value) for key, value in usage.items()}
         names = ("asked", "failed", "unsolved", "calls", "prompt_tokens", "completion_tokens", "cached")
         counts: dict[str, Any] = {name: getattr(self, name) + getattr(other, name) for name in names}
-        if self.cost is None or other.cost is None:
-            return QuerySummary(**counts, cost=None)
-        return QuerySummary(**counts, cost=self.cost + other.cost)
+        return QuerySummary(**counts, cost=_add_known(self.cost, other.cost), usage_by_model=usage_by_model)
+
+
+def _add_known(first: float | None, second: float | None) -> float | None:
+    """Return the sum of two numbers, or None if one of them is unknown."""
+    return None if first is None or second is None else first + second
 
 
 NOTHING_ASKED = QuerySummary()

@@ -258,6 +258,8 @@ class DriverProtocol:
 
     def add_execution(self, request: ExecutionRequest) -> tuple[PendingExecution, list[bytes]]:
         """Register a completed request. Return it and its frame in parts. Raise SandboxLost if nothing can be sent."""
+        if request.queries is not None:
+            request.queries.session.hide = self.sandbox.hide
         return self._add_pending(request, {"op": "execute", "context": request.context})
 
     def _add_pending(self, request: ExecutionRequest, header: dict[str, Any]) -> tuple[PendingExecution, list[bytes]]:

@@ -10,12 +10,14 @@ from prefect.states import Completed, Failed
 from prefect.transactions import CommitMode, atransaction
 
 from ..sandbox.errors import RlmBatchError
+from ..sandbox.outcomes.text_escape import escape_text
 from ..sandbox.queries.session import Query
 from .engine_log import QUERY_TASK_NAME
 from .task_runs import return_cancelled_state
 
 MAX_TRACKED_QUERIES = 300  # queries of a flow run with task runs; each takes 4 ms here and about 10 ms on the server
 QUIET_SECONDS = 0.005  # A task run starts or ends after so long a time without questions and answers.
+MAX_NAME_CHARACTERS = 80  # characters of a prompt in the name of its task run
 MAX_DELAY_SECONDS = 0.05  # A start or an end waits at most this long for such a time.
 
 
@@ -27,7 +29,13 @@ class _QueryCall:
         self.error: RlmBatchError | None = None
 
     def __str__(self) -> str:
-        return str(self.query)
+        """Return the task run's name: the turn, the query's kind, and the first words of its prompt."""
+        query = self.query
+        words = " ".join(query.prompt.split())
+        if len(words) > MAX_NAME_CHARACTERS:
+            words = f"{words[: MAX_NAME_CHARACTERS - 3]}..."
+        turn = f"turn {query.turn}, " if query.turn else ""
+        return escape_text(f"{turn}{query.kind}: {words}")
 
 
 @task(
@@ -42,7 +50,7 @@ class _QueryCall:
 )
 @return_cancelled_state
 async def run_query(call: _QueryCall) -> Any:
-    """Run a query and return its final state with tokens and cost. Store an error in `call.error` for the caller."""
+    """Run a query and return its final state with its usage. Store an error in `call.error` for the caller."""
     try:
         answer = await call.work()
     except RlmBatchError as error:

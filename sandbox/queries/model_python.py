@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CodeCrashed, CodeError, ExecutionTimeout, QueryError, StateLost, SubmitError
+from .records import SHORT_CHARACTERS, shorten
 from .recursion import QueryContext
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from .answer_type import AnswerType
     from .recursion import Queries
 
-OUTPUT_CHARACTERS = 10_000  # characters of a turn's output that the model sees and the trajectory keeps
+OUTPUT_CHARACTERS = SHORT_CHARACTERS  # characters of a turn's output that the model sees and the trajectory keeps
 OUTPUT_FIELDS = [{"name": "answer"}]  # one field of any type
 NO_CONTEXT = QueryContext()
 JSON = "__import__('json')"  # An import statement would change a name of the model's code.
@@ -166,11 +167,3 @@ class ModelPython:
 def join_texts(separator: str, *texts: str | None) -> str:
     """Join the texts that are not empty."""
     return separator.join(text for text in texts if text)
-
-
-def shorten(text: str, limit: int = OUTPUT_CHARACTERS) -> str:
-    """Return the text, or its beginning and its end if it has more characters than the limit."""
-    if len(text) <= limit:
-        return text
-    half = limit // 2
-    return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters left out ...]\n{text[len(text) - half :]}"

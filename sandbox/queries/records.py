@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 from ..wire.nonfinite import replace_nonfinite
 from .budget import Estimate, Usage
 
+SHORT_CHARACTERS = 10_000  # characters to which `shorten` cuts a text by default
 # Role and content, as in OpenAI's chat API. The content is a text, or a list of parts with texts and images.
 Message = dict[str, Any]
 
@@ -79,6 +80,7 @@ class Query:
     usage: Usage = field(default_factory=Usage)
     cached: int = 0  # number of questions that were answered without a call
     error: str = ""
+    answer: str = ""  # the answer as text, shortened
     value: Any = ""  # a recursive model's answer; `to_json` leaves it out if it is a text
     trajectory: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     children: list[Query] = field(default_factory=list["Query"])
@@ -89,16 +91,14 @@ class Query:
     parent_id: str = ""
     sent: list[Message] = field(default_factory=list[Message])  # the last request's messages and its answer
 
-    def __str__(self) -> str:
-        return f"{self.kind} at depth {self.depth}, {self.model}"
-
     @property
     def usage_text(self) -> str:
-        """Return the usage as a line of text: calls, tokens and cost."""
+        """Return the model and its usage as a line of text: calls, tokens and cost."""
         usage = self.usage
         price = "cost unknown" if usage.cost is None else f"${usage.cost:.6f}"
         cached = f", {self.cached} from the cache" if self.cached else ""
-        return f"{usage.calls} calls, {usage.prompt_tokens} + {usage.completion_tokens} tokens, {price}{cached}"
+        tokens = f"{usage.prompt_tokens} + {usage.completion_tokens} tokens"
+        return f"{self.model}: {usage.calls} calls, {tokens}, {price}{cached}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as JSON, with the records of the queries below it."""
@@ -116,6 +116,7 @@ class Query:
             "cached": self.cached,
             "plain": self.is_plain,
             "error": self.error,
+            "answer": self.answer,
         }
         record |= {name: value for name, value in optional.items() if value}
         if not isinstance(self.value, str):
@@ -243,6 +244,7 @@ class Transcript:
             "kind": query.kind,
             "depth": query.depth,
             "turn": len(query.trajectory),
+            "asked_in": query.turn,
         }
 
 
@@ -254,6 +256,14 @@ def _count_equal(old: list[Message], new: list[Message]) -> int:
             break
         count += 1
     return count
+
+
+def shorten(text: str, limit: int = SHORT_CHARACTERS) -> str:
+    """Return the text, or its beginning and its end if it has more characters than the limit."""
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters left out ...]\n{text[len(text) - half :]}"
 
 
 def find_last_output(trajectory: list[dict[str, Any]]) -> str:

@@ -22,8 +22,8 @@ from ..model_reply import Reply, read_reply
 from .answer_type import AnswerType
 from .budget import Usage
 from .last_reply import find_literal_call, list_calls
-from .model_python import LOST_NAMES, OUTPUT_CHARACTERS, OUTPUT_FIELDS, ModelPython, join_texts, shorten
-from .records import RlmEvent
+from .model_python import LOST_NAMES, OUTPUT_CHARACTERS, OUTPUT_FIELDS, ModelPython, join_texts
+from .records import RlmEvent, shorten
 from .session import EmptyAnswerError
 
 if TYPE_CHECKING:
@@ -240,6 +240,9 @@ class Conversation:
             model_was_asked = "usage" in turn
             if model_was_asked:
                 turn["seconds"] = round(time.monotonic() - started_at, 3)
+                query_count = query.query_count - count_before
+                if query_count:
+                    turn["queries"] = query_count
                 session.emit(
                     RlmEvent(
                         kind="output",
@@ -250,7 +253,7 @@ class Conversation:
                         code=turn["code"],
                         output=turn["output"],
                         failed=bool(turn.get("failed")),
-                        queries=query.query_count - count_before,
+                        queries=query_count,
                         usage=Usage(**turn["usage"]) + (query.query_usage - usage_before),
                         seconds=turn["seconds"],
                     )

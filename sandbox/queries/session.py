@@ -17,12 +17,25 @@ from typing import Any
 from ..errors import DeadlineExceeded, QueryError, RlmBatchError
 from ..meta import QuerySummary
 from ..model_reply import split_thoughts
+from ..outcomes.text_escape import SecretFilter
 from .answer_cache import AnswerCache, build_key
 from .budget import NO_ESTIMATE, Budget, Estimate, Usage
-from .records import DEFAULT_OPTIONS, Answer, Message, Model, OnEvent, Query, RequestOptions, RlmEvent, Transcript
+from .records import (
+    DEFAULT_OPTIONS,
+    Answer,
+    Message,
+    Model,
+    OnEvent,
+    Query,
+    RequestOptions,
+    RlmEvent,
+    Transcript,
+    shorten,
+)
 
 FLAT_KIND = "llm_query"  # kind of a query that asks one question
 RECORDED_CHARACTERS = 200  # prompts and errors in a record are cut to this length
+RECORDED_ANSWER_CHARACTERS = 2_000  # the same for answers
 MAX_RECORDED_QUERIES = 1000  # per session; further queries are only counted
 # Seconds from the end of queries to the code's timeout, but at most 1/20 of the timeout. In this time the code can
 # submit its partial results.
@@ -80,11 +93,13 @@ class QuerySession:
     on_event: OnEvent | None = None
     transcript: Transcript | None = None
     index: int = 0  # number of the execution in its run
+    hide: SecretFilter | None = None  # the sandbox's filter of secrets, for records; set when code is sent
     queries: list[Query] = field(default_factory=list[Query])  # records of the top-level queries
 
     def __post_init__(self) -> None:
         self._request_slots = asyncio.Semaphore(self.concurrency)
         self._asked = self._failed = self._unsolved = self._recorded = self._cached = 0
+        self._usage_by_model: dict[str, Usage] = {}  # usage of the answered calls, by the model's name
         self.listener_error: Exception | None = None  # the exception of `on_event`
 
     def emit(self, event: RlmEvent) -> None:
@@ -192,6 +207,8 @@ class QuerySession:
                 finally:
                     settle(usage)
                     query.usage += usage
+                    if usage.calls:
+                        self._usage_by_model[model.name] = self._usage_by_model.get(model.name, Usage()) + usage
         except TimeoutError:
             raise self.make_deadline_error() from None
         return answer
@@ -199,6 +216,8 @@ class QuerySession:
     async def run_recorded(self, query: Query, parent: Query | None, work: Callable[[], Awaitable[str]]) -> str:
         """Run a query's work and record the query."""
         self._asked += 1
+        if self.hide is not None:
+            query.prompt = self.hide(query.prompt)
         if self.transcript is not None:
             self.transcript.name_query(query, parent)
         if self._recorded < MAX_RECORDED_QUERIES:
@@ -209,6 +228,8 @@ class QuerySession:
         try:
             is_tracked_by_cache = self.cache is not None and query.kind == FLAT_KIND
             answer = await work() if is_tracked_by_cache else await self.track(query, work)
+            recorded_answer = answer if self.hide is None else self.hide(answer)
+            query.answer = shorten(recorded_answer, RECORDED_ANSWER_CHARACTERS)
             return answer
         except BaseException as error:
             self._failed += 1
@@ -250,6 +271,7 @@ class QuerySession:
             unsolved=self._unsolved,
             **asdict(self.budget.usage),
             cached=self._cached,
+            usage_by_model={name: asdict(usage) for name, usage in self._usage_by_model.items()},
             tree=tuple(query.to_json() for query in self.queries),
         )
 

@@ -141,7 +141,7 @@ async def test_each_query_is_a_child_task_run_with_its_cost(chat, results):
     chat.rule("refused", Reply("refused", status=400))
     chat.script = make_script(("", "SUBMIT(answer=llm_query('deeper'))"))
     code = """
-llm_query("a question")
+llm_query("a \\x1b[2Jlong\\n question " + "x" * 100)
 llm_query_batched(["refused"], on_error="return")
 SUBMIT(answer=rlm_query("think"))
 """
@@ -155,14 +155,14 @@ SUBMIT(answer=rlm_query("think"))
     runs = sorted(await wait_until_async(find_five_that_are_over), key=lambda run: (run.name, run.state_name))
     assert [(run.name, run.state_name) for run in runs] == [
         ("execution 0", "Completed"),
-        (f"llm_query at depth 1, {NAME}", "Completed"),
-        (f"llm_query at depth 1, {NAME}", "Failed"),
-        (f"llm_query at depth 2, {NAME}", "Completed"),
-        (f"rlm_query at depth 1, {NAME}", "Completed"),
+        (f"llm_query: a \\x1b[2Jlong question {'x' * 57}...", "Completed"),
+        ("llm_query: refused", "Failed"),
+        ("rlm_query: think", "Completed"),
+        ("turn 1, llm_query: deeper", "Completed"),
     ]
-    _, flat, failed, deeper, above = runs
+    _, flat, failed, above, deeper = runs
     assert flat.state is not None
-    assert flat.state.message == "1 calls, 2 + 4 tokens, $0.000003"
+    assert flat.state.message == f"{NAME}: 1 calls, 4 + 6 tokens, $0.000004"
     assert failed.state is not None
     assert str(failed.state.message).startswith("QueryError: the model openai/gpt-4o-mini did not answer")
     assert str(above.id) in json.dumps(deeper.model_dump(mode="json")["task_inputs"])

@@ -129,6 +129,39 @@ async def test_log_probabilities_are_kept_unless_they_spell_a_credential(chat: C
     assert "logprobs" not in second
 
 
+async def test_queries_have_their_answers_and_turns_and_the_usage_of_each_model_is_counted(chat: ChatServer) -> None:
+    chat.rule("long", "y" * 3_000)
+    turns = (
+        ("Which half?", "SUBMIT('the first')"),
+        ("Turns left: 19.", "SUBMIT(rlm_query('Which half?', context=llm_query('long', model='openai/gpt-4o')))"),
+        ("", "print(llm_query_batched(['one', 'two']))"),
+    )
+    chat.script = make_script(*turns)
+    answers = await rlm(queries=["q", "q"], language_model=NAME, models=["openai/gpt-4o"])
+    for answer in answers:
+        (root,) = answer.queries.tree
+        asked = [(query["turn"], query["prompt"], query["answer"]) for query in root["queries"]]
+        cut = f"{'y' * 1_000}\n[... 1,000 characters left out ...]\n{'y' * 1_000}"
+        assert sorted(asked[:2]) == [(1, "one", "answer to: one"), (1, "two", "answer to: two")]
+        assert asked[2:] == [(2, "long", cut), (2, "Which half?", "the first")]
+        assert [turn.get("queries") for turn in answer.trajectory] == [2, 2]
+        calls = {name: usage["calls"] for name, usage in answer.queries.usage_by_model.items()}
+        assert calls == {NAME: 5, "openai/gpt-4o": 1}
+    by_model = answers.queries.usage_by_model
+    assert by_model["openai/gpt-4o"] == {"calls": 2, "prompt_tokens": 2, "completion_tokens": 2, "cost": 25e-6}
+    assert sum(usage["cost"] for usage in by_model.values()) == pytest.approx(answers.queries.cost)
+
+
+async def test_records_of_queries_have_no_secrets_of_the_codes_environment(chat: ChatServer) -> None:
+    await LocalSandbox(environment={"SERVICE_TOKEN": TOKEN}).save("secret", overwrite=True)  # type: ignore[misc]
+    chat.script = lambda request: f"You sent {request.messages[-1]}."
+    code = "import os\nSUBMIT(a=llm_query(os.environ['SERVICE_TOKEN']))"
+    (result,) = await batch([code], language_model=NAME, provider="rlm-local-sandbox/secret")
+    assert result.a == f"You sent {TOKEN}."
+    (query,) = result.meta.queries.tree
+    assert (query["prompt"], query["answer"]) == ("[...]", "You sent [...].")
+
+
 async def test_by_default_only_summaries_are_kept(tmp_path: Path) -> None:
     answer = await rlm("What is the number?", NAME)
     assert not list(Path(answer.results_path).glob("requests-*"))
