@@ -4,6 +4,7 @@ import base64
 import os
 import re
 from collections.abc import Mapping
+from functools import partial
 
 from pydantic import SecretStr
 
@@ -12,6 +13,7 @@ from .subprocess_runner import run_command
 from .worker_consent import check_repository
 
 ANSWER_TIMEOUT_SECONDS = 60.0  # seconds for a server to answer
+CHECKOUT_TIMEOUT_SECONDS = 5.0
 # A program for `sh -c` with a directory, an address and a commit. It fetches only the commit, or all branches
 # and tags if the server refuses single commits. Its exit status is 3 if no branch or tag contains the commit.
 FETCH_COMMIT = """
@@ -27,6 +29,12 @@ COMMIT_MISSING_STATUS = 3
 # A program for `sh -c` that installs git where it is missing, as root.
 INSTALL_GIT = "command -v git >/dev/null || (apt-get update && apt-get install -y --no-install-recommends git)"
 COMMIT_PATTERN = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
+# Git's options in a folder whose repository could have been made by code: it starts no program and writes nothing.
+PASSIVE = ("--no-optional-locks", "-c", "core.fsmonitor=false", "-c", "safe.bareRepository=explicit")
+# Settings of a repository for which `git status` could still start a program.
+STARTS_PROGRAMS = re.compile(
+    r"^(local|worktree)\s.*(filter|fsmonitor|extensions|promisor)", re.MULTILINE | re.IGNORECASE
+)
 
 
 def hide_credentials(text: str) -> str:
@@ -70,6 +78,19 @@ async def run_git(*arguments: str, token: SecretStr | None = None, timeout: floa
     if done.returncode:
         raise ConfigurationError(f"git {action} failed: {hide_credentials(done.stderr.strip())[-1000:]}")
     return done.stdout
+
+
+async def describe_checkout(folder: str) -> str:
+    """Return the commit that is checked out in a folder, and if tracked files differ. Empty without a repository."""
+    in_folder = partial(run_git, "-C", folder, *PASSIVE, timeout=CHECKOUT_TIMEOUT_SECONDS)
+    try:
+        commit = (await in_folder("rev-parse", "--verify", "HEAD")).strip()
+        if STARTS_PROGRAMS.search(await in_folder("config", "--list", "--name-only", "--show-scope")):
+            return f"{commit}; it is unknown if files differ, because git could start a program of the repository"
+        changes = await in_folder("status", "--porcelain", "--untracked-files=no", "--ignore-submodules=all")
+    except ConfigurationError:
+        return ""
+    return f"{commit}, with changes" if changes else commit
 
 
 async def resolve_commit(url: str, ref: str | None, token: SecretStr | None) -> str:

@@ -15,6 +15,7 @@ from pydantic import PrivateAttr, ValidationError
 from ..sandbox.driver_settings import Preparation
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.interpreter import Interpreter
+from ..sandbox.outcomes.text_escape import SecretFilter
 from ..sandbox.process_identity import read_own_identity
 from ..sandbox.result import Result
 from ..sandbox.sandbox_api import Sandbox
@@ -142,6 +143,10 @@ class SandboxProvider(SandboxSettings, ABC):
     async def describe_sandboxes(self) -> str:
         """Return a phrase for the first line of a run, such as "in local sandboxes (bubblewrap)"."""
         return f"in {self.provider_name.capitalize()} sandboxes"
+
+    def list_versions(self) -> list[str]:
+        """Return the sandboxes' Python and packages with versions, or the packages as named if versions are unknown."""
+        return sorted(self.packages)
 
     async def volume(self, name: str | None = None) -> VolumeStore:
         """Return a volume for use from the host, by default that of the block's `volume_name`."""
@@ -292,10 +297,13 @@ class SandboxProvider(SandboxSettings, ABC):
 
     async def open_labelled(self, run: str = "", server: str = "") -> Sandbox:
         """Open a sandbox with this process's labels. Its output does not show secrets of `environment`."""
-        hide = build_secret_filter(frozenset(self.reveal_environment().values()) - self._shown_values)
         sandbox = await self.open(self.labels(run, server))
-        sandbox.hide = hide
+        sandbox.hide = self.build_secret_filter()
         return sandbox
+
+    def build_secret_filter(self) -> SecretFilter | None:
+        """Return a filter that blanks the secrets of `environment` in a text; None if none is long enough."""
+        return build_secret_filter(frozenset(self.reveal_environment().values()) - self._shown_values)
 
     def interpreter(
         self,

@@ -12,6 +12,8 @@ from ..flows.registry import FLOWS, load_model
 from ..flows.reporting.ledger_reader import LedgerReader, open_run_ledger
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.outcomes.text_escape import escape_text
+from ..tasks.ledger.result_index import get_results_root
+from ..tasks.ledger.run_record import read_known_runs
 
 
 def open_run(run: str) -> LedgerReader:
@@ -39,11 +41,18 @@ def find_model(reader: LedgerReader) -> type[FlowParameters[Any]] | None:
 
 
 def read_parameters(reader: LedgerReader) -> dict[str, Any]:
-    """Return the parameters of a ledger's last run, from the Prefect server. Raises ConfigurationError."""
+    """Return the parameters of a ledger's last run: from this user's results root, or from the Prefect server.
+
+    Parameters can name functions and files of this machine, so those in a ledger elsewhere do not count: another person
+    or code could have written it. Raises ConfigurationError.
+    """
     from prefect.client.orchestration import get_client
     from prefect.exceptions import ObjectNotFound
 
     record = reader.records[-1]
+    origins = [known.origin for known in read_known_runs(get_results_root()).records if known.id == record.id]
+    if origins and origins[0] is not None and not origins[0].hides_parameters:
+        return origins[0].parameters
 
     async def read() -> dict[str, Any]:
         async with provide_server(), get_client() as client:

@@ -6,7 +6,7 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 import httpx
@@ -35,7 +35,14 @@ DELIVERY_SECONDS = 10.0  # seconds to deliver events to a server that failed onl
 MAX_PRINTED_LINES = 5  # lines of the code's output that are shown with a failure
 
 
-def run_flow(model: type[FlowParameters[Any]], files: list[str], output: OutputFormat, values: dict[str, Any]) -> int:
+def run_flow(
+    model: type[FlowParameters[Any]],
+    files: list[str],
+    output: OutputFormat,
+    values: dict[str, Any],
+    name: str | None = None,
+    run_tags: Sequence[str] = (),
+) -> int:
     """Run a flow, print its report, and return the exit status.
 
     Args:
@@ -43,7 +50,12 @@ def run_flow(model: type[FlowParameters[Any]], files: list[str], output: OutputF
         files: The files of code. If each execution runs one of them, they name the rows of the table.
         output: The form of the printed outcomes.
         values: The parameters that the command line set.
+        name: The flow run's name; None for a name by Prefect.
+        run_tags: The flow run's tags.
     """
+    for text in run_tags if name is None else (name, *run_tags):
+        if not text.strip() or not text.isprintable() or "/" in text:
+            raise ConfigurationError(f"{text!r} cannot be a name or a tag of a run: use printable text without /")
     _import_from_working_directory(values.get("tools") or {}, values.get("sampler") or "")
     parameters = model.parse(values)
     # The engine imports Prefect, which takes a second. Refuse a wrong input or provider before that.
@@ -52,9 +64,15 @@ def run_flow(model: type[FlowParameters[Any]], files: list[str], output: OutputF
     display = ProgressDisplay()
 
     async def start() -> Report[Any]:
+        from prefect import tags
+
         from ..flows.prefect_flow import call_flow
 
-        return await call_flow(load_flow(model.flow_name), parameters, display, plan)
+        flow: Any = load_flow(model.flow_name)
+        if name is not None:
+            flow = flow.with_options(flow_run_name=lambda: name)  # In a text, Prefect would replace {}.
+        with tags(*run_tags):
+            return await call_flow(flow, parameters, display, plan)
 
     failed: ExecutionsFailed | None = None
     try:

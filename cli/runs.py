@@ -32,6 +32,7 @@ def _describe(record: RunRecord) -> dict[str, Any]:
     """Return a run as an object for JSON."""
     return {
         "name": record.name,
+        "tags": record.tags,
         "flow": record.flow,
         "flow_run_id": record.flow_run_id,
         "status": record.get_status() or "running",
@@ -59,7 +60,8 @@ def _format_row(record: RunRecord, root: Path) -> list[str]:
         path = Path(path).name
         if path == record.flow_run_id:
             path = path[:SHORT_ID]
-    return [record.name, record.flow, began, _format_counts(record), best, path]
+    name = f"{record.name} [{', '.join(record.tags)}]" if record.tags else record.name
+    return [name, record.flow, began, _format_counts(record), best, path]
 
 
 def _format_counts(record: RunRecord) -> str:

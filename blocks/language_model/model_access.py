@@ -58,6 +58,11 @@ class ModelAccess:
             self._flat_model = self.sub_model.make_root_model()
         self._named_models = {name: settings.make_root_model() for name, settings in self.models.items()}
 
+    def list_settings(self) -> list[LanguageModelSettings]:
+        """Return the settings of all models."""
+        sub_models = [] if self.sub_model is None else [self.sub_model]
+        return [self.model, *sub_models, *self.models.values()]
+
     async def check_models(self, *, is_recursive: bool = False) -> None:
         """Raise ConfigurationError if a model's settings are wrong, or `max_depth` forbids a recursive query."""
         if is_recursive and self.max_depth == 0:

@@ -17,6 +17,7 @@ import re
 import shutil
 import sys
 import sysconfig
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -75,9 +76,14 @@ async def install_packages(requirements: list[str]) -> Path:
         await run_command("chmod", "-R", "a+rX", str(folder))  # Code may run as another user.
         await asyncio.to_thread(write_scripts, folder / "bin", folder / SCRIPTS)
 
+    return await make_once(locate_packages(requirements), install)
+
+
+def locate_packages(requirements: list[str]) -> Path:
+    """Return the directory in which these packages and their dependencies are installed for this Python."""
     parts = [sys.version, platform.machine(), SCRIPTS, find_python(), *PIP_VARIABLES, *sorted(requirements)]
     name = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
-    return await make_once(resolve_cache_root() / "packages" / name, install)
+    return resolve_cache_root() / "packages" / name
 
 
 async def _run_installer(requirements: list[str], folder: Path) -> None:
@@ -138,9 +144,13 @@ async def find_environment_scripts(packages: list[Path]) -> Path:
 @cache
 def digest_installed_versions(directories: tuple[Path, ...]) -> str:
     """Return a hash of the names and versions of the packages in these directories, as of the first call."""
+    return hashlib.sha256("\n".join(list_installed_versions(directories)).encode()).hexdigest()[:24]
+
+
+def list_installed_versions(directories: Iterable[Path]) -> list[str]:
+    """Return the names and versions of the packages in these directories, sorted."""
     installed = importlib.metadata.distributions(path=[str(path) for path in directories])
-    lines = sorted(f"{package.metadata['Name']}=={package.version}" for package in installed)
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:24]
+    return sorted(f"{package.metadata['Name']}=={package.version}" for package in installed)
 
 
 def write_scripts(source: Path, folder: Path) -> None:

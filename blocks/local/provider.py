@@ -27,6 +27,8 @@ from .packages import (
     find_environment_packages,
     find_environment_scripts,
     install_packages,
+    list_installed_versions,
+    locate_packages,
 )
 from .settings import LocalSettings
 from .terminal import run_terminal
@@ -129,6 +131,10 @@ class LocalProvider(LocalSettings, SandboxProvider):
         if self.volume_name is not None:  # A volume of this name below another root is a different volume.
             settings["volume"] += [str(find_volumes_root(self.volume_root))]
         return settings
+
+    def list_versions(self) -> list[str]:
+        folders = find_environment_packages() if self.has_environment_packages else [locate_packages(self.packages)]
+        return [f"Python {sys.version.split()[0]}", *(list_installed_versions(folders) or super().list_versions())]
 
     async def open_volume(self, name: str) -> LocalVolume:
         return find_volume(self.volume_root, name)

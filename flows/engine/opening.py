@@ -19,7 +19,7 @@ from ...tasks.execution import assign_keys
 from ...tasks.host_tools import load_function
 from ...tasks.ledger.ledger import Ledger
 from ...tasks.ledger.result_index import ResultCache, ResultIndex, find_ended_lines, get_results_root
-from ...tasks.ledger.run_record import KEY_VERSION, RunRecord, list_run_records
+from ...tasks.ledger.run_record import KEY_VERSION, Origin, RunRecord, list_run_records
 from ...tasks.ledger.shards import ShardStore
 from ...tasks.tracing import set_run_totals
 from ..reporting.report import describe_usage
@@ -29,6 +29,7 @@ from ..sharding.work_pool import plan_shards
 from .artifacts import ArtifactPublisher
 from .executor import LaneExecutor
 from .failures import describe_rerun
+from .origin import describe_origin
 from .outcome_sink import MemoryStore, OutcomeSink
 from .run import Run
 from .turn_calls import TurnCalls
@@ -76,7 +77,7 @@ async def open_run(run: Run) -> AsyncIterator[None]:
             try:
                 yield
             finally:
-                _complete_record(run, summary)
+                await _complete_record(run, summary)
             if run.plan.may_stop_early and isinstance(run.store, MemoryStore):
                 record.total = len(run.store.outcomes)
             record.ended = time.time()
@@ -116,7 +117,7 @@ async def _start(run: Run) -> None:
     run.results_path = str(run.ledger.path)
     noun = "execution" if plan.total == 1 else "executions"
     run.log.info("%d %s %s; results in %s", plan.total, noun, run.environment, run.ledger.path)
-    run.record = _make_record(run)
+    run.record = _make_record(run, await describe_origin(run))
 
 
 @asynccontextmanager
@@ -141,7 +142,7 @@ async def open_capacity(run: Run) -> AsyncIterator[None]:
             run.log.info("the model was called %s", describe_usage(usage, access.cache.hits if access.cache else 0))
 
 
-def _make_record(run: Run) -> RunRecord:
+def _make_record(run: Run, origin: Origin) -> RunRecord:
     """Return the record of this start of the flow run."""
     plan = run.plan
     return RunRecord(
@@ -154,6 +155,8 @@ def _make_record(run: Run) -> RunRecord:
         provider=run.provider.provider_name,
         total=plan.total,
         began=time.time(),
+        tags=list(flow_run.tags),
+        origin=origin,
         key_version=KEY_VERSION,
         **plan.report_spec.build_record_fields(),
     )
@@ -196,12 +199,15 @@ def _warn_of_old_keys(run: Run) -> None:
         )
 
 
-def _complete_record(run: Run, summary: RunSummary) -> None:
+async def _complete_record(run: Run, summary: RunSummary) -> None:
     """Set the fields of the record that are known at the end of the run."""
     record = run.record
     best, score = summary.best, summary.best.score
     record.sandboxes, record.sandbox_seconds = run.usage.sandboxes, run.usage.sandbox_seconds
     record.succeeded, record.failed = summary.succeeded, summary.failed
+    if record.origin is not None:
+        versions = await asyncio.to_thread(run.provider.list_versions)
+        record.origin.facts["Python and packages"] = ", ".join(versions) or "those of the sandboxes"
     if record.objectives:
         record.front = len(best.results)
         return

@@ -141,7 +141,7 @@ class Run:
             self.answers = AnswerLedger(self.ledger.path, None, part_prefix)
         if self.options.record == "full":
             mask = CredentialMask()
-            for settings in (access.model, *access.models.values(), self.provider):
+            for settings in (*access.list_settings(), self.provider):
                 mask.add_settings(settings)
             self.transcripts = TranscriptLedger(self.ledger.path, mask.build_filter(), part_prefix)
 

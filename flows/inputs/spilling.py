@@ -25,12 +25,14 @@ INTEGERS = range(-(2**63), 2**64)
 NUL = "\0"
 
 
-def spill_long_parameters(parameters: dict[str, Any], contents: Mapping[str, Content]) -> dict[str, Any]:
+def spill_long_parameters(
+    parameters: dict[str, Any], contents: Mapping[str, Content], total_limit: int = TOTAL_LIMIT
+) -> dict[str, Any]:
     """Replace each value that Prefect cannot hold by a reference to a file of JSON, and return the parameters.
 
-    Such a value is too long, or has an integer of more than 64 bits or a NUL in it. If all values together are too
-    long, the longest are replaced. Raises ConfigurationError if a path or a setting has such an integer or a NUL, or if
-    text is not UTF-8.
+    Such a value is too long, or has an integer of more than 64 bits or a NUL in it. If all values together have more
+    than `total_limit` bytes, the longest are replaced. Raises ConfigurationError if a path or a setting has such an
+    integer or a NUL, or if text is not UTF-8.
     """
     short = dict(parameters)
     # Settings are checked later, so one may have a value that is not JSON.
@@ -46,7 +48,7 @@ def spill_long_parameters(parameters: dict[str, Any], contents: Mapping[str, Con
                 f"{name} has a NUL character or an integer of more than 64 bits, which Prefect's server cannot hold: "
                 "leave it out"
             )
-        is_too_long = len(data) > PARAMETER_LIMIT or total_bytes > TOTAL_LIMIT
+        is_too_long = len(data) > PARAMETER_LIMIT or total_bytes > total_limit
         if is_too_long or not can_be_stored:
             short[name] = f"@{_write_once(data, '.json')}"
             total_bytes -= len(data)

@@ -20,7 +20,7 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from ...sandbox.outcomes.text_escape import escape_text
+from ...sandbox.outcomes.text_escape import LINE_CHARACTERS, escape_text
 from .display_html import rebuild_html
 from .report import ReportContent, name_execution
 from .summary import MAX_PARTS, MAX_SHOWN_BYTES
@@ -58,6 +58,7 @@ def render_html(report: ReportContent, folder: str = "", files: Path | None = No
     environment = _make_environment(clean_line, autoescape=True)
     environment.filters |= {
         "excerpt": lambda text: escape(make_excerpt(text)),
+        "lines": lambda text: escape(escape_text(text, keep=LINE_CHARACTERS)),
         "frame": _frame,
         "to_json": partial(json.dumps, ensure_ascii=False),
     }

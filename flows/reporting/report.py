@@ -31,6 +31,8 @@ class ReportContent:
     """The content of a report for its templates. The first item of each list of rows is the header."""
 
     title: str
+    origin: list[list[str]]  # how the run was made; empty if the record does not say it
+    code: list[tuple[str, str]]  # names and texts of the run's code
     noun: str  # the flow's word for an execution
     figures: list[list[str]]  # names and values
     charts: list[tuple[str, str]]  # titles and SVG
@@ -71,6 +73,8 @@ def build_report(
     shown_in_full = [reason for reason in reasons[:MAX_FULL_TEXTS] if not isinstance(reason.first.error, NotRun)]
     return ReportContent(
         title=f"{record.flow}: {record.name}" if record.name else record.flow,
+        origin=_list_origin(record),
+        code=[] if record.origin is None else list(record.origin.code.items()),
         noun=spec.noun,
         figures=build_summary_rows(summary, records, importances),
         charts=build_charts(summary),
@@ -84,6 +88,16 @@ def build_report(
         full_failures=[_describe_failure(reason, spec.noun) for reason in shown_in_full],
         other_failures=summary.failures.others,
     )
+
+
+def _list_origin(record: RunRecord) -> list[list[str]]:
+    """Return the rows about how a run was made: facts, settings of the sandboxes, and options without the code."""
+    if record.origin is None:
+        return []
+    settings = {**record.origin.sandbox, **record.origin.parameters}
+    shown = [(name, value) for name, value in settings.items() if name not in record.origin.code]
+    options = [[name, format_cell(value)] for name, value in shown if value not in (None, "", [], {})]
+    return [["origin", ""], *map(list, record.origin.facts.items()), *options]
 
 
 def _list_only_fields(summary: RunSummary) -> list[tuple[str, str]]:
@@ -105,7 +119,8 @@ def build_summary_rows(
 ) -> list[list[str]]:
     """Return the rows of the report's table of figures: a name and its value."""
     record, spec = records[-1], summary.spec
-    rows = [["Outcome", _describe_outcomes(summary, record.total)]]
+    rows = [["Tags", ", ".join(record.tags)]] if record.tags else []
+    rows += [["Outcome", _describe_outcomes(summary, record.total)]]
     if record.judged_run:
         rows.append(["Judged run", record.judged_run])
     if spec.repeats is not None:

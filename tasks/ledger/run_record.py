@@ -88,6 +88,17 @@ class ReportSpec:
 
 
 @dataclass(slots=True)
+class Origin:
+    """How a run was made. `[...]` replaces the values of secrets."""
+
+    parameters: dict[str, Any]  # as the Prefect server has them
+    sandbox: dict[str, Any]  # the settings of sandboxes and models that are in the keys of results
+    facts: dict[str, str]  # the command, versions, the git commit and digests
+    code: dict[str, str] = field(default_factory=dict[str, str])  # the texts of parameters with code
+    hides_parameters: bool = False  # True if `[...]` replaces a part of the parameters
+
+
+@dataclass(slots=True)
 class RunRecord:
     """One start of a flow run. Times are in epoch seconds.
 
@@ -122,6 +133,8 @@ class RunRecord:
     front: int = 0  # trials on the Pareto front
     sandboxes: int = 0
     sandbox_seconds: Time = 0.0  # the sum of the times that the sandboxes were open
+    tags: list[str] = field(default_factory=list[str])
+    origin: Origin | None = None  # None in records of earlier versions
     key_version: int = 1  # the version of the keys of results; see `KEY_VERSION`
     version: int = VERSION
     id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])

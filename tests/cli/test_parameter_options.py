@@ -35,7 +35,19 @@ FLOWS: dict[str, Any] = {
 }
 # Parameters that a command takes in another form: files of code, grids and spaces as text, an option per direction.
 WORDS = {"code", "steps", "query", "grid", "space", "objective", "direction", "on_turn", *LEFT_OUT}
-OPTIONS_ALONE = {"env", "isolation", "minimize", "maximize", "grid", "space", "show_output", "json", "usage"}
+OPTIONS_ALONE = {
+    "env",
+    "isolation",
+    "minimize",
+    "maximize",
+    "grid",
+    "space",
+    "show_output",
+    "json",
+    "usage",
+    "name",
+    "tag",
+}
 SETTINGS = {name for entry in PROVIDERS.values() for name in entry.load_settings().list_run_settings()}
 COMMANDS = [
     *("batch", "sweep", "chunks", "sequence", "rlm", "check", "report", "rerun", "shell", "runs", "prune"),

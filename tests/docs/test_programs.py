@@ -42,6 +42,7 @@ WITH_NEEDS = [
 FILES = {
     **{f"{name}.py": f"SUBMIT(name={name!r})" for name in ("one", "two", "load", "fit", "report")},
     "code.py": "SUBMIT(y=x * x)",
+    "plot.py": "open('plot.png', 'wb').write(b'PNG')",
     "size.py": "SUBMIT(size=len(open(path).read()))",
     "fetch.py": "import os; SUBMIT(y=os.environ['STAGE'] + os.environ['API_TOKEN'])",
     "check.py": "SUBMIT(passed=submitted['y'] == x * x)",
