@@ -290,6 +290,7 @@ def open_rlm(
     max_errors: int | None = None,
     on_depth: Literal["error", "plain"] = "error",
     compact_tokens: int | None = None,
+    turn_timeout: float | None = 60.0,
     timeout: float | None = 600.0,
     **keywords: Any,
 ) -> RlmSession:
@@ -311,6 +312,8 @@ def open_rlm(
         on_depth: "plain" asks the model without Python beyond `max_depth`; "error" raises DepthExceeded in the code.
             Default: "error".
         compact_tokens: Tokens of a prompt from which the model summarizes the conversation so far. Default: never.
+        turn_timeout: Seconds that the code of a turn may work; None for no limit. Seconds in which it waits for queries
+            and tools do not count. Code that takes longer is interrupted, and its names are kept. Default: 60.
         timeout: Seconds for each question; None for no limit. Default: 600.
         **keywords: The tools, limits, files and preparation of an interpreter, such as `max_cost`. Limits per execution
             hold for each question.
@@ -335,6 +338,7 @@ def open_rlm(
             answer_type=None if output_type is None else AnswerType.read(output_type),
             on_depth=on_depth,
             compact_tokens=compact_tokens,
+            turn_timeout=turn_timeout,
         )
     except ValidationError as error:
         raise ConfigurationError(describe_problems(error)) from None

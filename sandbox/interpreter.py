@@ -25,7 +25,7 @@ from .protocol import (
     encode_exception,
     encode_value,
 )
-from .requests.execution_request import ExecutionRequest
+from .requests.execution_request import ExecutionRequest, WorkTime
 from .thread_pool import ThreadPool
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger("rlm_batch.sandbox")
+MIN_WORK_SECONDS = 0.05  # seconds between two looks at the work time of code that waits for the host
 REFUSED_GRACE_SECONDS = 3.0  # seconds to send the cancellation of a refused execution
 
 # The interpreters and contexts that wait for the tool running in this task or thread.
@@ -275,8 +276,37 @@ class Interpreter:
             frame = b"".join(parts)
         if request.queries is not None and request.queries.is_top_level:
             request.queries.session.set_deadline(request.timeout)
-        await self._wait(pending, frame)
+        if request.work_time is None:
+            await self._wait(pending, frame)
+        else:
+            await self._wait_for_work(pending, frame, request.work_time)
         return pending.protocol.take_result(pending)
+
+    async def _wait_for_work(self, pending: PendingExecution, frame: bytes, work_time: WorkTime) -> None:
+        """Send the frame and wait for the execution's end. Interrupt the code when its time for work is used up."""
+        loop = asyncio.get_running_loop()
+        started_at, used_before = loop.time(), work_time.used
+
+        def count_seconds() -> float:
+            waited = 0.0 if pending.calls is None else pending.calls.open_seconds
+            work_time.used = used_before + loop.time() - started_at - waited
+            return work_time.used
+
+        async def interrupt_at_limit() -> None:
+            while True:
+                seconds_left = work_time.limit - count_seconds()
+                if seconds_left <= 0:
+                    break
+                await asyncio.sleep(max(seconds_left, MIN_WORK_SECONDS))
+            with contextlib.suppress(SandboxLost):
+                await run_shielded(self._send(pending.protocol.encode({"op": "cancel", "id": pending.id})))
+
+        interrupting = asyncio.create_task(interrupt_at_limit())
+        try:
+            await self._wait(pending, frame)
+        finally:
+            interrupting.cancel()
+            count_seconds()
 
     async def _wait(self, pending: PendingExecution, frame: bytes = b"") -> None:
         """Send the frame, unless it is empty, and wait for the execution's end."""

@@ -153,7 +153,9 @@ class Run:
         recursion = self.plan.recursion
         if recursion is not None and recursion != DEFAULT_RECURSION:
             answer_type = None if recursion.answer_type is None else recursion.answer_type.schema
-            fingerprint["recursion"] = {**asdict(replace(recursion, answer_type=None)), "answer_type": answer_type}
+            settings = {**asdict(replace(recursion, answer_type=None)), "answer_type": answer_type}
+            del settings["turn_timeout"]  # Results do not depend on limits of time.
+            fingerprint["recursion"] = settings
         if self.preparation is not None:
             fingerprint["prepare"] = self.preparation.code
             if self.preparation.seed is not None:

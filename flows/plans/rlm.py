@@ -89,6 +89,14 @@ class RlmOptions(CommonParameters, LaneParameters):
         int | None,
         Field(ge=1, description="Tokens of a prompt from which earlier turns are summarized; never by default."),
     ] = None
+    turn_timeout: Annotated[
+        float | None,
+        Field(
+            gt=0,
+            description="Seconds that the code of a turn may work; none for no limit. Seconds in which it waits for "
+            "queries and tools do not count. Code that takes longer is interrupted, and its names are kept.",
+        ),
+    ] = 60
     on_turn: Annotated[
         TurnFunction | None,
         Field(

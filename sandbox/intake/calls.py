@@ -152,9 +152,19 @@ class CallQueue:
         self._waiting: deque[Call] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._limit = CallLimit(context)
+        self._open_since: float | None = None  # time of the loop since which there are unanswered calls
+        self._open_seconds = 0.0
+
+    @property
+    def open_seconds(self) -> float:
+        """Return the seconds in which there were unanswered calls."""
+        since = self._open_since
+        return self._open_seconds if since is None else self._open_seconds + self._loop.time() - since
 
     def add(self, call: Call) -> str:
         """Queue a call. If the call exceeds a limit, cancel all calls and return the reason, or else return ""."""
+        if self._open_since is None:
+            self._open_since = self._loop.time()
         self._waiting.append(call)
         refusal = self._limit.admit(call)
         if refusal:
@@ -186,3 +196,5 @@ class CallQueue:
         self._tasks.discard(task)
         self._limit.release(call)
         self._start_waiting()
+        if not self._tasks and not self._waiting:
+            self._open_seconds, self._open_since = self.open_seconds, None

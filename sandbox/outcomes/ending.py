@@ -77,6 +77,7 @@ class _Ending:
         self.status: str = self.header["status"]
         self.sandbox = pending.protocol.sandbox
         self.timeout = pending.request.timeout
+        self.work_time = pending.request.work_time
         self.meta = meta
         self.subject = subject
         self.is_preparation = subject == "prepare"
@@ -138,7 +139,14 @@ class _Ending:
             return SandboxStartError if self.status == "setup" else PrepareError
         if self.status == "error":
             return BY_KIND.get(self.kind, CodeError)
+        if self._is_interrupted and not self.header.get("state_lost"):
+            return ExecutionTimeout
         return BY_STATUS.get(self.status, CodeCrashed)
+
+    @property
+    def _is_interrupted(self) -> bool:
+        """Return True if the host interrupted the code because its time for work was used up."""
+        return self.status == "cancelled" and self.work_time is not None
 
     def _set_attributes(self, error: RlmBatchError, traceback: str, advice: str) -> None:
         if isinstance(error, CodeError | PrepareError):
@@ -157,7 +165,7 @@ class _Ending:
                 status = read_integer(self.outcome, "exit_code")
                 error.exit_code = 1 if status is None else status
         if isinstance(error, ExecutionTimeout):
-            error.timeout = self.timeout or 0.0
+            error.timeout = self.timeout or 0.0 if self.work_time is None else self.work_time.limit
             error.traceback = traceback
             error.stdout = self.meta.stdout
         if isinstance(error, VolumeError):
@@ -204,6 +212,11 @@ class _Ending:
                 return (
                     f"{subject} was ended, because of {message}: wait for each answer of a host function, or make "
                     "fewer calls at a time"
+                )
+            case "cancelled" if self.work_time is not None:
+                return (
+                    f"{subject} was interrupted{where} after {self.work_time.limit:g} s, the most for a turn: do less "
+                    "in a turn"
                 )
             case "cancelled":
                 return "the execution was cancelled"

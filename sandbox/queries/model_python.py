@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CodeCrashed, CodeError, ExecutionTimeout, QueryError, StateLost, SubmitError
+from ..requests.execution_request import WorkTime
 from .records import SHORT_CHARACTERS, shorten
 from .recursion import QueryContext
 
@@ -26,6 +27,7 @@ NO_CODE = (
     "with ```python and ends with ```. When you have the answer, call SUBMIT(answer) in it."
 )
 LOST_NAMES = "The process of your code ended, so its names are gone, except for `context`. Define again what you need."
+KEPT_NAMES = "The names that your code defined before are kept."
 WRONG_TYPE = "SUBMIT did not take this answer: {problem}. The answer has to be {type}. Call SUBMIT again."
 
 
@@ -41,8 +43,9 @@ class ModelPython:
 
     _queries: Queries  # set by `begin`
 
-    def __init__(self, interpreter: Interpreter) -> None:
+    def __init__(self, interpreter: Interpreter, turn_timeout: float | None = None) -> None:
         self.interpreter = interpreter
+        self._turn_timeout = turn_timeout  # seconds that the code of a turn may work
         self.history: list[dict[str, Any]] | None = None  # value of the code's variable `history`; None for no variable
         self.output = ""  # all output of the last turn, of which the trajectory has at most OUTPUT_CHARACTERS
         self._context = NO_CONTEXT  # value of the code's variable `context`
@@ -73,8 +76,9 @@ class ModelPython:
             turn["failed"] = True
             self._add_output(turn, NO_CODE)
             return None
+        work_time = None if self._turn_timeout is None else WorkTime(self._turn_timeout)
         for _, code in reply.blocks:
-            result = await self._run_block(code, turn)
+            result = await self._run_block(code, turn, work_time)
             if result is None:
                 break
             if result.meta.submitted:
@@ -82,11 +86,11 @@ class ModelPython:
         self._add_output(turn, reply.reason)  # why later blocks of the reply were not run
         return None
 
-    async def _run_block(self, code: str, turn: dict[str, Any]) -> Result | None:
+    async def _run_block(self, code: str, turn: dict[str, Any], work_time: WorkTime | None) -> Result | None:
         """Run a block, and record in the turn what the model sees. Return None if the code failed."""
         try:
             await self._prepare()
-            result = await self._execute(code)
+            result = await self._execute(code, work_time=work_time)
         except (CodeError, SubmitError, ExecutionTimeout, StateLost) as error:
             self._queries.session.check_seconds_left()
             turn["failed"] = True
@@ -96,6 +100,8 @@ class ModelPython:
             if isinstance(error, (CodeCrashed, StateLost)):
                 await self.close()
                 self._add_output(turn, LOST_NAMES)
+            elif isinstance(error, ExecutionTimeout):
+                self._add_output(turn, KEPT_NAMES)
             return None
         meta = result.meta
         self._add_output(turn, meta.printed.rstrip("\n"))
@@ -151,11 +157,14 @@ class ModelPython:
             await self.close()
             raise QueryError(f"the context of the recursive query cannot be read: {error.summary}") from error
 
-    async def _execute(self, code: str, variables: dict[str, Any] | None = None) -> Result:
+    async def _execute(
+        self, code: str, variables: dict[str, Any] | None = None, *, work_time: WorkTime | None = None
+    ) -> Result:
         return await self.interpreter.execute(
             code,
             variables,
             timeout=self._queries.session.check_seconds_left(),
+            work_time=work_time,
             context=self._process,
             output_fields=OUTPUT_FIELDS,
             queries=self._queries,

@@ -10,10 +10,10 @@ import contextlib
 import inspect
 import re
 import time
-from dataclasses import asdict
+from dataclasses import asdict, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import ConfigDict, PositiveInt
+from pydantic import ConfigDict, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass
 
 from ..cancellation import run_shielded
@@ -113,6 +113,8 @@ class RecursionSettings:
     answer_type: AnswerType | None = None  # type of the answers to plain code; None for any JSON value
     on_depth: Literal["error", "plain"] = "error"  # refuse a recursive query beyond the greatest depth, or ask once
     compact_tokens: PositiveInt | None = None  # tokens of a prompt from which the earlier turns are summarized
+    # Seconds that the code of a turn may work; None for no limit. Answers do not depend on it.
+    turn_timeout: PositiveFloat | None = field(default=60.0, compare=False)
 
 
 DEFAULT_RECURSION = RecursionSettings()
@@ -154,7 +156,7 @@ class Conversation:
 
     def __init__(self, interpreter: Interpreter, settings: RecursionSettings) -> None:
         self._settings = settings
-        self._python = ModelPython(interpreter)
+        self._python = ModelPython(interpreter, settings.turn_timeout)
         self._messages: list[Message] = []  # the next prompt
         self._history: list[Message] = []  # all messages but the instructions, also those that a summary replaced
         # The number of messages and of tokens of the last prompt. The tokens of later messages are estimated.
@@ -200,7 +202,7 @@ class Conversation:
 
     def move_to(self, interpreter: Interpreter) -> None:
         """Continue in another sandbox, because the last one is lost with the names of the model's code."""
-        self._python = ModelPython(interpreter)
+        self._python = ModelPython(interpreter, self._settings.turn_timeout)
         self._outcome = join_texts("\n\n", self._outcome, LOST_NAMES)
 
     def _begin(self, queries: Queries, prompt: str, context: QueryContext, query: Query) -> None:
@@ -383,9 +385,14 @@ def _write_instructions(
     """Return the system prompt: the instructions with their placeholders filled."""
     has_network, calls_left = interpreter.sandbox.has_network, queries.session.budget.remaining_calls
     calls = "" if calls_left is None else f", and at most {calls_left} calls of models in all, your own turns included"
+    seconds = ""
+    if settings.turn_timeout is not None:
+        seconds = (
+            f" The code of a turn may run for {settings.turn_timeout:g} s, not counting what it waits for queries."
+        )
     facts = {
         "names": _describe_names(interpreter, settings, queries, context),
-        "turns": f"You have {settings.max_turns} turns{calls}.",
+        "turns": f"You have {settings.max_turns} turns{calls}.{seconds}",
         "network": "It can open connections to the network." if has_network else "It has no network.",
         "output": f"{OUTPUT_CHARACTERS:,}",
         "instructions": settings.instructions,

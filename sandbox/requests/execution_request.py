@@ -89,6 +89,17 @@ def check_variable_name(name: object, where: str = "", taken: Collection[str] = 
 
 
 @dataclass(slots=True)
+class WorkTime:
+    """A limit on the seconds that code works, for one or several executions.
+
+    The seconds in which the code waits for functions of the host do not count.
+    """
+
+    limit: float
+    used: float = 0.0
+
+
+@dataclass(slots=True)
 class ExecutionRequest:
     """One execution: its code, its variables and its settings.
 
@@ -97,6 +108,7 @@ class ExecutionRequest:
 
     Args:
         timeout: Seconds. None means the interpreter's default, and after `complete` no limit.
+        work_time: Interrupts the code at this limit. The execution needs a context, whose state is kept.
         context: Name of a process that keeps its state between executions. None runs the code in a fresh process.
         on_output: Called with ("stdout" or "stderr", text) on the event loop while the code writes.
         encoded: More variables, already encoded as JSON. `meta.variables` does not contain them.
@@ -116,6 +128,7 @@ class ExecutionRequest:
     variables: dict[str, Any] | None = None
     _: KW_ONLY
     timeout: float | None = None
+    work_time: WorkTime | None = None
     context: str | None = None
     output_fields: list[dict[str, str]] | None = None
     on_output: Callable[[str, str], object] | None = None

@@ -135,3 +135,13 @@ async def test_the_report_counts_calls_of_attempts_that_were_run_again(chat, tmp
     rows = dict(row for row in build_summary_rows(reader.summarize(), reader.records))
     assert "the model was called 1 times" in rows["Queries"]
     assert "the model was called 2 times" in rows["Queries in all"]
+
+
+async def test_another_limit_of_turns_keeps_the_earlier_results(chat: ChatServer, tmp_path: Path) -> None:
+    chat.script = lambda _: format_turn("SUBMIT(5)")
+    for turn_timeout in (60, 30, None):
+        answer = await rlm(
+            "q?", NAME, max_turns=3, turn_timeout=turn_timeout, results_path=tmp_path, provider="local:none"
+        )
+        assert answer.value == 5
+    assert chat.stats.requests == 1
