@@ -25,9 +25,6 @@ if TYPE_CHECKING:  # The public names, in the form that makes them public for a 
     from .blocks.local.block import LocalSandbox as LocalSandbox
     from .blocks.modal.block import ModalCredentials as ModalCredentials
     from .blocks.modal.block import ModalSandbox as ModalSandbox
-    from .blocks.rlm_session import RlmSession as RlmSession
-    from .blocks.rlm_session import SessionAnswer as SessionAnswer
-    from .blocks.rlm_session import open_rlm as open_rlm
     from .blocks.sync_volume import Volume as Volume
     from .flows.batch import batch as batch
     from .flows.check import check as check
@@ -73,6 +70,9 @@ if TYPE_CHECKING:  # The public names, in the form that makes them public for a 
     from .sandbox.queries.records import RlmEvent as RlmEvent
     from .sandbox.result import Failure as Failure
     from .sandbox.result import Result as Result
+    from .tasks.rlm_session import RlmSession as RlmSession
+    from .tasks.rlm_session import SessionAnswer as SessionAnswer
+    from .tasks.rlm_session import open_rlm as open_rlm
 
     __all__: list[str]
     __version__: str

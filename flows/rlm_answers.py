@@ -1,7 +1,6 @@
 """The reports of the rlm flow: the answer to one question, and the answers to many."""
 
 from collections.abc import Iterator, Sequence
-from copy import deepcopy
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
@@ -9,9 +8,8 @@ from ..sandbox.errors import RlmBatchError
 from ..sandbox.meta import NOTHING_ASKED, QuerySummary
 from ..sandbox.outcomes.text_escape import LINE_CHARACTERS, escape_text
 from ..sandbox.queries.answer_type import AnswerType
-from ..sandbox.queries.records import find_last_output
+from ..sandbox.queries.records import find_last_output, read_answer_value
 from ..sandbox.result import Outcome, Result
-from ..sandbox.wire.nonfinite import restore_numbers
 from .reporting.columns import Tables
 from .reporting.export import build_data_frame
 from .reporting.report import describe_usage
@@ -52,9 +50,9 @@ class RlmAnswer(Report[Outcome]):
         trajectory = root.get("trajectory", [])
         if isinstance(outcome, Result):
             answer = outcome["answer"]
-            recorded = {"value": deepcopy(root.get("value", answer))}
-            restore_numbers(recorded, root.get("nonfinite", {}))  # NaN and infinities
-            value = recorded["value"] if answer_type is None else answer_type.restore(recorded["value"])
+            value = read_answer_value(root, answer)
+            if answer_type is not None:
+                value = answer_type.restore(value)
             return cls(answer, trajectory, queries, outcome, results_path, value=value)
         last_output = find_last_output(trajectory)
         return cls(last_output, trajectory, queries, outcome, results_path, answered=False, error=outcome.error)

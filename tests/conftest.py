@@ -394,3 +394,12 @@ def descendants(since: int = 0) -> dict[int, str]:
     for pid in find_zygotes(os.getpid(), children) if processes else ():
         processes.pop(pid, None)
     return processes
+
+
+@pytest.fixture
+def own_temporary_folder() -> Iterator[dict[str, str]]:
+    """Yield the environment of a process that is killed, and so leaves the folders of its sandboxes."""
+    folder = tempfile.mkdtemp(prefix="killed-")
+    os.chmod(folder, 0o755)  # Code that runs as another user passes through it.
+    yield {**os.environ, "TMPDIR": folder}
+    shutil.rmtree(folder, ignore_errors=True)

@@ -27,7 +27,7 @@ from ...tasks.host_tools import Tool, load_tools
 from ...tasks.kept_sandboxes import MAX_KEPT, MAX_KEPT_OF_SHARD
 from ...tasks.ledger.collected_files import CollectedFilesStore
 from ...tasks.ledger.ledger import Ledger
-from ...tasks.ledger.ledger_line import encode_turn, encode_usage
+from ...tasks.ledger.ledger_line import encode_event
 from ...tasks.ledger.model_ledgers import AnswerLedger, TranscriptLedger
 from ...tasks.ledger.result_index import ResultCache, get_results_root
 from ...tasks.ledger.run_record import RunRecord
@@ -173,16 +173,8 @@ class Run:
 
         The ledger still has them if the run is killed.
         """
-        lines: list[bytes] = []
-        if event.kind == "output":
-            query, turn = event.query, event.query.trajectory[event.turn - 1]
-            lines.append(encode_turn(execution.key, execution.index, query.prompt, query.depth, event.turn, turn))
-        usage = execution.get_usage()
-        if event.kind in ("code", "query", "output") and usage != execution.recorded_usage:
-            execution.recorded_usage = usage
-            lines.append(encode_usage(execution.key, execution.index, execution.attempt, usage))
         with suppress(OSError):  # Writing the outcome reports it.
-            for line in lines:
+            for line in encode_event(execution, event):
                 self.ledger.write_line(line)
         self.listener.on_rlm_event(event.index, event)
         if self.turn_calls is not None and event.kind == "output":

@@ -5,15 +5,35 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Protocol
 
-from ..wire.nonfinite import replace_nonfinite
+from ..wire.nonfinite import replace_nonfinite, restore_numbers
 from .budget import Estimate, Usage
 
 SHORT_CHARACTERS = 10_000  # characters to which `shorten` cuts a text by default
 # Role and content, as in OpenAI's chat API. The content is a text, or a list of parts with texts and images.
 Message = dict[str, Any]
+
+
+@dataclass(slots=True)
+class ConversationState:
+    """The messages of a conversation, with which another process can continue it."""
+
+    history: list[Message] = field(default_factory=list[Message])  # all messages but the instructions
+    outcome: str = ""  # the outcome of the last question, with which the next one begins
+    # After a summary, the prompt has the question at this position of the history, and the messages from `start` on.
+    question: int = 0
+    start: int = 0  # 0 without a summary
+
+    def list_prompt(self) -> list[Message]:
+        """Return the messages of the next prompt after the instructions."""
+        return [self.history[self.question], *self.history[self.start :]] if self.start else self.history
+
+    def list_replaced(self) -> list[Message] | None:
+        """Return all messages before the last summary, or None without a summary."""
+        return self.history[: self.start] if self.start else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,3 +292,10 @@ def find_last_output(trajectory: list[dict[str, Any]]) -> str:
         if turn.get("output") and not turn.get("failed"):
             return turn["output"]
     return ""
+
+
+def read_answer_value(record: dict[str, Any], text: str) -> Any:
+    """Return the value of an answer from the record of its query, or the answer's text if the value is a text."""
+    value = {"value": deepcopy(record.get("value", text))}
+    restore_numbers(value, record.get("nonfinite", {}))  # NaN and infinities
+    return value["value"]

@@ -23,11 +23,11 @@ from .answer_type import AnswerType
 from .budget import Usage
 from .last_reply import find_literal_call, list_calls
 from .model_python import LOST_NAMES, OUTPUT_CHARACTERS, OUTPUT_FIELDS, ModelPython, join_texts
-from .records import RlmEvent, shorten
+from .records import ConversationState, RlmEvent, shorten
 from .session import EmptyAnswerError
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
 
     from ..interpreter import Interpreter
     from .model_python import Submission
@@ -150,20 +150,32 @@ async def answer(
 class Conversation:
     """A recursive model: its messages and its Python, which persist from question to question."""
 
-    _queries: Queries  # the query functions, the query and its message of the present question, set by `_begin`
+    _queries: Queries  # the query functions and the query of the present question, set by `_begin`
     _query: Query
-    _question: Message
+    _instructions: Message
+    _question: int  # the position of the present question in the history
 
-    def __init__(self, interpreter: Interpreter, settings: RecursionSettings) -> None:
+    def __init__(
+        self,
+        interpreter: Interpreter,
+        settings: RecursionSettings,
+        state: ConversationState | None = None,
+        save: Callable[[ConversationState], None] = lambda _: None,
+    ) -> None:
+        """Begin a conversation, or continue one from its state. `save` gets the state after each change."""
         self._settings = settings
         self._python = ModelPython(interpreter, settings.turn_timeout)
-        self._messages: list[Message] = []  # the next prompt
-        self._history: list[Message] = []  # all messages but the instructions, also those that a summary replaced
+        self._state = ConversationState() if state is None else state
+        self._save = save
         # The number of messages and of tokens of the last prompt. The tokens of later messages are estimated.
         self._counted_messages = self._counted_tokens = 0
-        # The number of messages that a summary cannot shorten: instructions and question, later also a summary.
-        self._fixed_messages = 2
-        self._outcome = ""  # the outcome of the last question, with which the next one begins
+        if self._state.history:
+            self.move_to(interpreter)
+
+    @property
+    def _messages(self) -> list[Message]:
+        """The next prompt."""
+        return [self._instructions, *self._state.list_prompt()]
 
     async def answer(self, queries: Queries, prompt: str, context: QueryContext, query: Query) -> Any:
         """Return the model's answer as a JSON value. Each turn is added to the query's trajectory when the turn begins.
@@ -177,7 +189,8 @@ class Conversation:
             with self._record_turn() as turn:
                 submission = await self._run_turn(turn, is_last=turns_left == 0)
             if submission is not None:
-                self._outcome = turn["output"]
+                self._state.outcome = turn["output"]
+                self._save(self._state)
                 return submission.value
             self._add("user", turn["output"] or NO_OUTPUT)
             if turns_left > 1:
@@ -203,7 +216,8 @@ class Conversation:
     def move_to(self, interpreter: Interpreter) -> None:
         """Continue in another sandbox, because the last one is lost with the names of the model's code."""
         self._python = ModelPython(interpreter, self._settings.turn_timeout)
-        self._outcome = join_texts("\n\n", self._outcome, LOST_NAMES)
+        self._python.history = self._state.list_replaced()
+        self._state.outcome = join_texts("\n\n", self._state.outcome, LOST_NAMES)
 
     def _begin(self, queries: Queries, prompt: str, context: QueryContext, query: Query) -> None:
         """Add a question to the messages, and write the instructions again."""
@@ -213,19 +227,19 @@ class Conversation:
         if is_new_context and context.shape:
             question += f"\n\n`context` is {context.shape}. It begins:\n{context.preview[:PREVIEW_CHARACTERS]}"
         instructions = _write_instructions(self._python.interpreter, self._settings, queries, context)
-        self._messages[:1] = [{"role": "system", "content": instructions}]
-        self._add("user", join_texts("\n\n", self._outcome, question))
-        self._outcome = STOPPED  # the outcome while the question has no answer
-        self._question = self._messages[-1]
+        self._instructions = {"role": "system", "content": instructions}
+        text = join_texts("\n\n", self._state.outcome, question)
+        self._state.outcome = STOPPED  # the outcome while the question has no answer
+        self._add("user", text)
+        self._question = len(self._state.history) - 1
 
     def _add(self, role: str, text: str) -> None:
         """Add a message. Join it to the last message if both have one role, because some models refuse two in a row."""
-        if self._messages[-1]["role"] == role:
-            text = f"{self._messages.pop()['content']}\n\n{text}"
-            self._history.pop()
-        message = {"role": role, "content": text}
-        self._messages.append(message)
-        self._history.append(message)
+        history = self._state.history
+        if history and history[-1]["role"] == role:
+            text = f"{history.pop()['content']}\n\n{text}"
+        history.append({"role": role, "content": text})
+        self._save(self._state)
 
     @contextlib.contextmanager
     def _record_turn(self) -> Generator[dict[str, Any]]:
@@ -330,7 +344,9 @@ class Conversation:
     async def _compact(self, turn: dict[str, Any]) -> None:
         """Replace the messages before the next turn by a summary, if the prompt has become too long."""
         limit = self._settings.compact_tokens
-        if limit is None or len(self._messages) <= self._fixed_messages:
+        # A summary cannot shorten the instructions and the question, and later also the summary and its request.
+        fixed_messages = 4 if self._state.start else 2
+        if limit is None or len(self._messages) <= fixed_messages:
             return
         uncounted = self._messages[self._counted_messages :]
         tokens = self._counted_tokens + sum(len(message["content"].encode()) // 4 for message in uncounted)
@@ -343,12 +359,11 @@ class Conversation:
         except EmptyAnswerError:
             return  # Continue with the long prompt.
         turn["summary"] = summary
-        self._python.history = list(self._history)
-        self._messages[1:] = [self._question]
+        self._state.question, self._state.start = self._question, len(self._state.history)
+        self._python.history = self._state.list_replaced()
         self._counted_messages = self._counted_tokens = 0
         self._add("assistant", summary)
         self._add("user", CONTINUE)
-        self._fixed_messages = len(self._messages)
 
 
 def _add_usage(turn: dict[str, Any], answer: Answer) -> None:

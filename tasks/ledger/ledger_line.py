@@ -5,6 +5,8 @@ each report with the pruner's decision. A recursive query adds a line for each t
 skip these other lines.
 """
 
+from __future__ import annotations
+
 import json
 import math
 import os
@@ -13,7 +15,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, Field, TypeAdapter
 
@@ -22,6 +24,10 @@ from ...sandbox.meta import Meta, QuerySummary
 from ...sandbox.outcomes.outcome_json import outcome_from_json, outcome_to_json, restore_outcome
 from ...sandbox.queries.budget import Usage
 from ...sandbox.result import Outcome, Result
+
+if TYPE_CHECKING:
+    from ...sandbox.queries.records import RlmEvent
+    from ..execution import Execution
 
 VERSION = 1  # the version of the format of ledger lines, run records and the files of shards
 MAX_LINE_BYTES = 256 * 1024 * 1024  # rlm-batch writes no longer line
@@ -150,15 +156,22 @@ def encode_trial_report(report: TrialReport) -> bytes:
     return encode_fields(report.key, {**start, "value": value, "pruned": report.is_pruned})
 
 
-def encode_turn(key: str, index: int, prompt: str, depth: int, number: int, turn: dict[str, Any]) -> bytes:
-    """Return the line of a recursive query's turn. `number` counts from 1. The execution's outcome has the turn too."""
-    start = {"index": index, "status": "turn", "depth": depth, "prompt": prompt, "number": number}
-    return encode_fields(key, {**start, "turn": turn})
+def encode_event(execution: Execution, event: RlmEvent) -> list[bytes]:
+    """Return the lines of an event of a recursive query, which would be lost if the run is killed.
 
-
-def encode_usage(key: str, index: int, attempt: int, usage: Usage) -> bytes:
-    """Return the line of an attempt's usage of models so far, which would be lost if the run is killed."""
-    return encode_fields(key, {"index": index, "attempt": attempt, "status": "used", "usage": asdict(usage)})
+    These are the ended turn, which the outcome has too, and the attempt's usage of models if it has changed.
+    """
+    key, index, lines = execution.key, execution.index, list[bytes]()
+    if event.kind == "output":
+        query = event.query
+        start = {"index": index, "status": "turn", "depth": query.depth, "prompt": query.prompt, "number": event.turn}
+        lines.append(encode_fields(key, {**start, "turn": query.trajectory[event.turn - 1]}))
+    usage = execution.get_usage()
+    if event.kind in ("code", "query", "output") and usage != execution.recorded_usage:
+        execution.recorded_usage = usage
+        start = {"index": index, "attempt": execution.attempt, "status": "used"}
+        lines.append(encode_fields(key, {**start, "usage": asdict(usage)}))
+    return lines
 
 
 def encode_fields(key: str, fields: dict[str, Any]) -> bytes:

@@ -1,18 +1,15 @@
 """Resuming of recursive queries: an interrupted question continues with the answers that were paid for."""
 
 import itertools
-import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from rlm_batch import load_report, rlm
+from rlm_batch import ConfigurationError, load_report, open_rlm, rlm
 from rlm_batch.flows.reporting.ledger_reader import open_run_ledger
 from rlm_batch.flows.reporting.report import build_summary_rows
 from rlm_batch.sandbox.queries.budget import Usage
@@ -72,15 +69,6 @@ def count_recorded(results: Path) -> tuple[int, int, int]:
     """Return the calls and tokens in a ledger."""
     usage = (open_run_ledger(str(results)).summarize().total_usage if results.is_dir() else None) or Usage()
     return usage.calls, usage.prompt_tokens, usage.completion_tokens
-
-
-@pytest.fixture
-def own_temporary_folder():
-    """Yield the environment of a process that is killed, and so leaves the folders of its sandboxes."""
-    folder = tempfile.mkdtemp(prefix="killed-")
-    os.chmod(folder, 0o755)  # Code that runs as another user passes through it.
-    yield {**os.environ, "TMPDIR": folder}
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.mark.full
@@ -145,3 +133,11 @@ async def test_another_limit_of_turns_keeps_the_earlier_results(chat: ChatServer
         )
         assert answer.value == 5
     assert chat.stats.requests == 1
+
+
+async def test_a_conversation_refuses_the_results_of_a_run(chat, tmp_path):
+    chat.script = lambda _: format_turn("SUBMIT(1)")
+    await rlm("q", NAME, results_path=tmp_path / "run")
+    with pytest.raises(ConfigurationError, match="has the results of a run and no conversation"):
+        async with open_rlm(NAME, results_path=tmp_path / "run"):
+            pass

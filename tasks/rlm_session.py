@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,25 +11,31 @@ from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 from pydantic import ValidationError
 
-from ..sandbox.errors import ConfigurationError, OutcomeUnknown, RlmBatchError, SandboxLost
-from ..sandbox.meta import NOTHING_ASKED, QuerySummary
+from ..blocks.interpreters import ProviderSandboxes
+from ..blocks.problems import describe_problems
+from ..blocks.registry import PROVIDERS, make_unsaved_provider, resolve_provider
+from ..sandbox.cancellation import run_shielded
+from ..sandbox.errors import ConfigurationError, NotRun, OutcomeUnknown, RlmBatchError, SandboxLost
+from ..sandbox.meta import NOTHING_ASKED, Meta, QuerySummary
 from ..sandbox.queries.answer_type import AnswerType
-from ..sandbox.queries.records import find_last_output
+from ..sandbox.queries.records import find_last_output, read_answer_value
 from ..sandbox.queries.recursion import QueryContext
 from ..sandbox.queries.recursive_model import Conversation, RecursionSettings
+from ..sandbox.result import Failure, Outcome, Result
 from ..sandbox.sessions.async_interpreter import AsyncInterpreter
 from ..sandbox.wire.context_shape import MAX_INLINE_CHARACTERS, describe_context
 from ..sandbox.wire.strict_json import NotJsonError
-from .interpreters import ProviderSandboxes
-from .problems import describe_problems
-from .registry import PROVIDERS, make_unsaved_provider, resolve_provider
+from .ledger.conversation_ledger import ConversationLedger
 
 if TYPE_CHECKING:
+    from ..blocks.language_model.settings import LanguageModelSettings
+    from ..blocks.provider import SandboxProvider
+    from ..blocks.storage.location import PathOrLocation
     from ..sandbox.interpreter import Interpreter
+    from ..sandbox.queries.budget import Usage
+    from ..sandbox.queries.records import RlmEvent
     from ..sandbox.queries.recursion import Queries
     from ..sandbox.queries.session import QuerySession
-    from .language_model.settings import LanguageModelSettings
-    from .provider import SandboxProvider
 
 # Code that copies a text from the volume to a file, because later processes of the model read their context there.
 COPY_FROM_VOLUME = """
@@ -81,6 +88,7 @@ class RlmSession:
         context: What the questions are about, or None. `open_rlm` marks a path on the volume.
         timeout: Seconds for each question; None for no limit.
         keywords: Keywords of the interpreter, such as `language_model` and `tools`.
+        results_path: The directory or location of the conversation's ledger; None for no ledger.
 
     Attributes:
         answers: The answer to each question so far, also to those that failed.
@@ -93,8 +101,10 @@ class RlmSession:
         context: Any,
         timeout: float | None,
         keywords: dict[str, Any],
+        results_path: PathOrLocation | None = None,
     ) -> None:
         self.answers: list[SessionAnswer] = []
+        self._ledger = None if results_path is None else ConversationLedger(results_path)
         self._provider = provider
         self._settings = settings
         self._timeout = timeout
@@ -176,8 +186,12 @@ class RlmSession:
     async def shutdown(self) -> None:
         """Delete the sandbox, even while a question is asked. A second call does nothing."""
         self._is_shut_down = True
-        if self._sandbox is not None:
-            await self._sandbox.shutdown()
+        try:
+            if self._sandbox is not None:
+                await self._sandbox.shutdown()
+        finally:
+            if self._ledger is not None:
+                await run_shielded(asyncio.to_thread(self._ledger.close))
 
     async def __aenter__(self) -> Self:
         return await self.start()
@@ -189,11 +203,19 @@ class RlmSession:
         """Return the open sandbox, its interpreter and the conversation. Open another sandbox if it is lost."""
         if self._sandbox is None:
             self._sandbox = _SessionSandbox(await resolve_provider(self._provider), self._settings, self._keywords)
-        sandbox = self._sandbox
+        sandbox, ledger = self._sandbox, self._ledger
+        sandbox.ledger = ledger
+        if ledger is not None and not ledger.is_open:
+            await asyncio.to_thread(ledger.open, sandbox.entry.name)
+            self.answers = [self._read_answer(outcome) for outcome in ledger.outcomes]
+            self._conversation = None
         if self._interpreter is not None and not self._interpreter.is_alive:
             await sandbox.shutdown()
         interpreter = await sandbox.open()
-        if self._conversation is None:
+        if self._conversation is None and ledger is not None:
+            sandbox.set_spent(ledger.usage)
+            self._conversation = Conversation(interpreter, self._settings, ledger.state, ledger.save_state)
+        elif self._conversation is None:
             self._conversation = Conversation(interpreter, self._settings)
         elif interpreter is not self._interpreter:
             self._conversation.move_to(interpreter)
@@ -210,35 +232,55 @@ class RlmSession:
             self._source = source
         queries = sandbox.make_queries(interpreter, len(self.answers))
         session = queries.session
+        if self._ledger is not None:
+            cache = self._ledger.begin_question(query, lambda: session.budget.usage)
+            session.cache = session.cache or cache
         session.set_deadline(self._timeout if timeout is None else timeout)
-        answered: tuple[str, Any] | None = None  # text and value; None if the question failed or was cancelled
+        text: str | None = None  # the answer; None if the question failed or was cancelled
         error: RlmBatchError | None = None
         try:
-            answered = await queries.ask(query, self._context, conversation.answer)
+            text, _ = await queries.ask(query, self._context, conversation.answer)
         except RlmBatchError as failure:
             error = failure
         finally:
-            answer = self._add_answer(session, answered, error)
+            self._add_answer(session, query, text, error)
         if session.listener_error is not None:  # The listener's own error says more.
             raise session.listener_error
         if error is not None:
             raise error
-        return answer
+        return self.answers[-1]
 
-    def _add_answer(
-        self, session: QuerySession, answered: tuple[str, Any] | None, error: RlmBatchError | None
-    ) -> SessionAnswer:
-        """Add the answer to a question to `answers`, and return it."""
-        trajectory = session.queries[0].trajectory if session.queries else []
-        if answered is None:
-            text, value = find_last_output(trajectory), None
+    def _add_answer(self, session: QuerySession, query: str, text: str | None, error: RlmBatchError | None) -> None:
+        """Add the answer to a question to `answers` and to the ledger. Without a text there is no answer."""
+        queries, record = session.summarize(), session.queries[0] if session.queries else None
+        meta = Meta(
+            index=len(self.answers),
+            variables={"query": query},
+            submitted=text is not None,
+            queries=queries,
+            seconds=0.0 if record is None else record.seconds,
+            ended_at=time.time(),
+        )
+        if text is None:
+            outcome = Failure(error or NotRun("the question was cancelled"), meta)
         else:
-            text, value = answered
-            if self._settings.answer_type is not None:
-                value = self._settings.answer_type.restore(value)
-        answer = SessionAnswer(value, text, trajectory, session.summarize(), answered is not None, error)
-        self.answers.append(answer)
-        return answer
+            outcome = Result({"answer": text}, meta)
+        self.answers.append(self._read_answer(outcome))
+        if self._ledger is not None:
+            self._ledger.add_outcome(outcome)
+
+    def _read_answer(self, outcome: Outcome) -> SessionAnswer:
+        """Return the answer in the outcome of a question."""
+        queries = outcome.meta.queries
+        record = queries.tree[0] if queries.tree else {}
+        trajectory = record.get("trajectory", [])
+        if isinstance(outcome, Failure):
+            error = None if isinstance(outcome.error, NotRun) else outcome.error
+            return SessionAnswer(None, find_last_output(trajectory), trajectory, queries, False, error)
+        value = read_answer_value(record, outcome["answer"])
+        if self._settings.answer_type is not None:
+            value = self._settings.answer_type.restore(value)
+        return SessionAnswer(value, outcome["answer"], trajectory, queries)
 
     async def _load_context(self, interpreter: Interpreter, sandbox: _SessionSandbox, source: Any) -> QueryContext:
         """Bring a context to the sandbox. Raises ConfigurationError, VolumeError, SandboxLost and CodeError."""
@@ -259,6 +301,7 @@ class _SessionSandbox(ProviderSandboxes, AsyncInterpreter):
     """The sandbox and the model of a session."""
 
     is_recursive = True
+    ledger: ConversationLedger | None = None  # gets the turns
 
     def __init__(self, provider: SandboxProvider, settings: RecursionSettings, keywords: dict[str, Any]) -> None:
         self.entry = PROVIDERS[provider.provider_name]
@@ -269,6 +312,16 @@ class _SessionSandbox(ProviderSandboxes, AsyncInterpreter):
 
     async def open(self) -> Interpreter:
         return await self._start()
+
+    def _pass_turn(self, event: RlmEvent) -> None:
+        if self.ledger is not None:
+            self.ledger.write_event(event)
+        super()._pass_turn(event)
+
+    def set_spent(self, usage: Usage) -> None:
+        """Count the usage of earlier processes in the limits of the session."""
+        assert self._model_access is not None  # `open` sets it.
+        self._model_access.spent.usage = usage
 
     def make_queries(self, interpreter: Interpreter, index: int) -> Queries:
         """Return the query functions of question number `index`."""
@@ -292,6 +345,7 @@ def open_rlm(
     compact_tokens: int | None = None,
     turn_timeout: float | None = 60.0,
     timeout: float | None = 600.0,
+    results_path: PathOrLocation | None = None,
     **keywords: Any,
 ) -> RlmSession:
     """Return a conversation with a recursive language model, as an async context manager.
@@ -315,6 +369,9 @@ def open_rlm(
         turn_timeout: Seconds that the code of a turn may work; None for no limit. Seconds in which it waits for queries
             and tools do not count. Code that takes longer is interrupted, and its names are kept. Default: 60.
         timeout: Seconds for each question; None for no limit. Default: 600.
+        results_path: Directory or location of the conversation's ledger. A later process with the same path continues
+            the conversation: it has the messages and the answers, but not the names of the model's code. Default: no
+            ledger.
         **keywords: The tools, limits, files and preparation of an interpreter, such as `max_cost`. Limits per execution
             hold for each question.
 
@@ -344,7 +401,7 @@ def open_rlm(
         raise ConfigurationError(describe_problems(error)) from None
     source = _read_source(context, context_volume_path)
     keywords |= {"language_model": language_model, "sub_model": sub_model}
-    return RlmSession(provider, settings, source, timeout, keywords)
+    return RlmSession(provider, settings, source, timeout, keywords, results_path)
 
 
 def _read_source(context: Any, volume_path: str | None) -> Any:
