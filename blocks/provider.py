@@ -94,6 +94,7 @@ class SandboxProvider(SandboxSettings, ABC):
     uploads_files: ClassVar[bool] = True  # Files of the host are uploaded to its sandboxes.
     keeps_snapshots: ClassVar[bool] = False  # It makes snapshots of set-ups, which can be listed and deleted.
     binds_mounts: ClassVar[bool] = False  # Mounts are bound from the host, even if other files are uploaded.
+    has_this_python: ClassVar[bool] = False  # Code runs in the Python of this process.
     result_settings: ClassVar[tuple[str, ...]] = ()  # Fields of the provider that a result depends on.
     _commit: str | None = PrivateAttr(default=None)
     _files: HostFiles = PrivateAttr(default=HostFiles())

@@ -19,6 +19,8 @@ from ..sandbox.result import Failure, Outcome, Result
 from ..sandbox.wire.nonfinite import replace_nonfinite, restore_numbers
 from .repeats import NO_PLACE, Place, Repeats, locate_execution
 
+LARGE_BYTES = 10 * 2**20  # bytes of JSON; more is slow to send, and often a file would do
+
 
 @dataclass(frozen=True, slots=True)
 class Pruning:
@@ -205,6 +207,7 @@ def assign_keys(
     count_occurrence: Callable[[bytes], int] | None = None,
     repeats: Repeats | None = None,
     digests: Mapping[str, str] | None = None,
+    warn: Callable[[str], None] | None = None,
 ) -> Iterator[Execution]:
     """Yield the executions of pairs of code and variables, with their indices and keys.
 
@@ -218,6 +221,7 @@ def assign_keys(
         count_occurrence: Returns how often it was called with a digest. The default counts in memory.
         repeats: The repeats of the run, if it has any.
         digests: The digest of each execution's file, by the variable `path`, if executions have files.
+        warn: Takes a warning of large variables, at most once.
     """
     counts: Counter[bytes] = Counter()
     last_digest, occurrence = b"", 0
@@ -226,7 +230,14 @@ def assign_keys(
         settings = add_index(fingerprint, number_seed(index, place))
         if digests is not None:
             settings = {**settings, "file": digests[variables["path"]]}
-        digest = _digest(code, variables, settings)
+        text = _write_key_parts(code, variables, settings)
+        if warn is not None and len(text) > LARGE_BYTES:
+            warn(
+                f"execution {index} has {len(text) / 2**20:,.0f} MiB of code and variables, which are sent as JSON and "
+                "stay in the ledger: pass the path of a file with `mounts` instead"
+            )
+            warn = None
+        digest = hashlib.sha256(text).digest()
         unchecked_digest = _digest(code, variables, without_check(settings)) if "check" in settings else b""
         suffix = b""
         if place.repeat and digest == last_digest:
@@ -263,6 +274,10 @@ def compute_key(
 
 
 def _digest(code: str, variables: dict[str, Any], fingerprint: dict[str, Any]) -> bytes:
+    return hashlib.sha256(_write_key_parts(code, variables, fingerprint)).digest()
+
+
+def _write_key_parts(code: str, variables: dict[str, Any], fingerprint: dict[str, Any]) -> bytes:
+    """Return canonical JSON of what a key depends on."""
     parts = {"code": code, "variables": variables, "provider": fingerprint}
-    text = json.dumps(parts, sort_keys=True, separators=(",", ":"), ensure_ascii=True, default=repr)
-    return hashlib.sha256(text.encode()).digest()
+    return json.dumps(parts, sort_keys=True, separators=(",", ":"), ensure_ascii=True, default=repr).encode()

@@ -41,6 +41,7 @@ class LocalProvider(LocalSettings, SandboxProvider):
     gradual: ClassVar[bool] = False
     uploads_files: ClassVar[bool] = False
     binds_mounts: ClassVar[bool] = True
+    has_this_python: ClassVar[bool] = True
 
     async def open(self, labels: dict[str, str]) -> Sandbox:
         level, libraries = await self._resolve_isolation()

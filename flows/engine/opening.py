@@ -43,6 +43,7 @@ async def execute_items(run: Run) -> None:
         run.store.count_occurrence if isinstance(run.store, ShardStore) else None,
         run.plan.report_spec.repeats,
         run.plan.digests,
+        run.sink.warn,
     )
     await run.executor.execute_all(executions, run.cache.find_result)
 

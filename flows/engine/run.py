@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import warnings
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -16,10 +17,12 @@ from ...blocks.provider import SandboxProvider
 from ...blocks.registry import resolve_provider
 from ...sandbox.driver_settings import Preparation
 from ...sandbox.errors import ConfigurationError, NotRun
+from ...sandbox.model_reply import read_program
 from ...sandbox.queries.answer_cache import AnswerCache
 from ...sandbox.queries.budget import Usage
 from ...sandbox.queries.records import RlmEvent
 from ...sandbox.queries.recursive_model import DEFAULT_RECURSION
+from ...sandbox.requests.code_text import parse_module
 from ...tasks.capacity.slots import Slots
 from ...tasks.check import Check
 from ...tasks.execution import Execution
@@ -245,6 +248,9 @@ async def make_run(options: Options, plan: Plan, provider: SandboxProvider | Non
         raise ConfigurationError(
             f"`prepare_timeout` and `timeout` together exceed the sandbox's `lifetime` of {provider.lifetime} s"
         )
+    if provider.has_this_python:
+        _check_syntax("prepare", "" if options.preparation is None else options.preparation.code)
+        _check_syntax("check", options.check_code or "")
     if options.reuse_sandboxes:
         sandbox_count = min(plan.total, options.max_workers)
     else:
@@ -287,6 +293,18 @@ async def resolve_run_provider(options: Options) -> SandboxProvider:
     if options.python_path is not None or options.mounts:
         provider = await asyncio.to_thread(provider.with_files, options.python_path, options.mounts)
     return provider
+
+
+def _check_syntax(name: str, code: str) -> None:
+    """Raise ConfigurationError if the code of a parameter has a syntax error in this Python."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            parse_module(read_program(code))
+    except SyntaxError as error:
+        raise ConfigurationError(f"`{name}` is not valid Python: {error.msg} (line {error.lineno})") from None
+    except (ValueError, MemoryError, RecursionError):
+        pass  # The sandbox reports the error.
 
 
 def _refuse_own_objects(options: Options, tools: dict[str, str]) -> None:

@@ -89,6 +89,7 @@ if TYPE_CHECKING:
     Mounts = Mapping[str, str | PurePath] | None
     ToolsByName = Mapping[str, str | Callable[..., Any]] | None
     TurnFunction = str | OnEvent
+    PrunerText = str | Mapping[str, object]
     PathText = str | PurePath
     ProviderText = str | SandboxProvider
     ModelText = str | LanguageModelSettings
@@ -98,7 +99,7 @@ if TYPE_CHECKING:
 else:
     # Python callers may pass None. Prefect's form has an editor for a dict, and none for a dict or None.
     _NoneAsEmpty = BeforeValidator(lambda value: {} if value is None else value)
-    Items, PathText, ProviderText, ModelText = list, str, str, str
+    Items, PathText, ProviderText, ModelText, PrunerText = list, str, str, str, str
     ProviderOptions = Annotated[dict[str, Any], _NoneAsEmpty]
     Mounts = ToolsByName = Annotated[dict[str, str], _NoneAsEmpty]
     TurnFunction, AnswerTypeText, ModelsByName = str, dict[str, Any], dict[str, str] | list[str]
@@ -143,7 +144,7 @@ def convert_parameters(parameters: dict[str, Any], contents: Mapping[str, Conten
 
 def _convert_parameter(name: str, value: Any) -> Any:
     """Return the text or JSON of a parameter whose name says how it is converted, and any other value unchanged."""
-    if isinstance(value, PurePath):
+    if isinstance(value, PurePath) and name != "on_turn":
         return str(value)
     match name, value:
         case "language_model" | "sub_model", _:
@@ -158,6 +159,9 @@ def _convert_parameter(name: str, value: Any) -> Any:
             return name_tools(value)
         case "on_turn", value if value is not None:
             return name_function("on_turn", value)
+        case "pruner", Mapping():
+            settings = [f"{key}={item!r}" for key, item in value.items() if key != "name"]
+            return f"{value.get('name')}({', '.join(settings)})"
         case "collect", list() | tuple():
             return check_patterns(value)
         case _:

@@ -12,7 +12,7 @@ from ...blocks.storage.location import PathOrLocation
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.result import Result
 from ...tasks.ledger.run_record import Aggregate, Direction, ReportSpec
-from ..inputs.conversion import Code, GridValues, Items, PathText, SpaceValues, Variables
+from ..inputs.conversion import Code, GridValues, Items, PathText, PrunerText, SpaceValues, Variables
 from ..inputs.readers import Grid, Inputs, check_variables, read_inputs
 from ..inputs.spilling import read_text_reference
 from ..inputs.tables import ProgressReport
@@ -104,7 +104,7 @@ class SweepParameters(Options, FlowParameters[TrialsReport]):
         ),
     ] = None
     pruner: Annotated[
-        str | None,
+        PrunerText | None,
         Field(
             pattern=r"^((median|asha|hyperband|patient)(\(.*\))?|patient:[0-9]+)$",
             description="Pruner that ends trials early by their reports: median, asha, hyperband, patient, patient:N; "

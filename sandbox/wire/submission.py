@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAX_SUBMIT_BYTES = 1024 * 1024  # UTF-8 JSON of one SUBMIT
+OTHER_WAYS = (
+    "write the data to a file that `collect` returns, or save it to the volume with save_to_volume, and submit its path"
+)
 # Nested lists and dicts in the value of a field. Later steps (pickle, copy.deepcopy, Prefect's and pydantic's walks)
 # fail between 200 and 500 levels, or at fewer levels if the stack is already deep.
 MAX_SUBMIT_DEPTH = 100
@@ -53,14 +56,10 @@ def check_limits(fields: dict[str, Any], body: bytes) -> None:
     """Raise SubmissionError if the fields are too large, too many or nested too deeply; `body` is their JSON."""
     if len(body) > MAX_SUBMIT_BYTES:
         raise SubmissionError(
-            f"SUBMIT was given {len(body):,} bytes of JSON, and takes at most {MAX_SUBMIT_BYTES:,}: save "
-            "the data to the volume with save_to_volume and submit its path"
+            f"SUBMIT was given {len(body):,} bytes of JSON, and takes at most {MAX_SUBMIT_BYTES:,}: {OTHER_WAYS}"
         )
     if has_too_many_containers(fields, body):
-        raise SubmissionError(
-            f"SUBMIT was given more than {MAX_CONTAINERS:,} lists and dicts: save the data to the volume "
-            "with save_to_volume and submit its path"
-        )
+        raise SubmissionError(f"SUBMIT was given more than {MAX_CONTAINERS:,} lists and dicts: {OTHER_WAYS}")
     if body.count(b"[") + body.count(b"{") > MAX_SUBMIT_DEPTH:  # a value with fewer brackets cannot be too deep
         for name, value in fields.items():
             if is_deeper(value, MAX_SUBMIT_DEPTH):

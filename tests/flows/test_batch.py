@@ -30,6 +30,7 @@ from rlm_batch import (
     sequence,
     sweep,
 )
+from rlm_batch.flows.listener import FlowListener
 
 from ..infra.listening import run_with_listener
 from ..infra.waiting import wait_until_async
@@ -250,3 +251,18 @@ async def test_a_run_cannot_change_the_address_that_gets_secrets():
     ):
         with pytest.raises(ConfigurationError, match="cannot be set for one run"):
             await batch(["SUBMIT()"], provider=provider, provider_options=options)
+
+
+async def test_large_variables_warn_once_and_name_mounts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlm_batch.tasks.execution.LARGE_BYTES", 10_000)
+    warnings: list[str] = []
+
+    class Listener(FlowListener):
+        def on_warning(self, text: str) -> None:
+            warnings.append(text)
+
+    inputs = [{"x": "x"}, {"x": "x" * 10_000}, {"x": "x" * 20_000}]
+    await run_with_listener(batch, Listener(), "SUBMIT(n=len(x))", inputs, provider="local:none")
+    (text,) = warnings
+    assert text.startswith("execution 1 has 0 MiB of code and variables")
+    assert text.endswith("pass the path of a file with `mounts` instead")

@@ -83,6 +83,18 @@ async def test_an_error_in_prepare_ends_the_run_without_a_retry(results, tmp_pat
     assert [line for path in results.iterdir() for line in Ledger(path).read_lines()] == []
 
 
+@pytest.mark.parametrize(("name", "code"), [("prepare", "x = 1\ny = ("), ("check", "x = 1\nSUBMIT(passed=)")])
+async def test_prepare_and_check_that_are_not_python_are_refused_before_a_run(results, name, code):
+    with pytest.raises(ConfigurationError, match=rf"`{name}` is not valid Python: .* \(line 2\)"):
+        await batch("SUBMIT()", SIX, **{name: code})
+    assert not results.exists()
+    # Invalid escapes only warn, and code may await at its top level and stand in a block of a reply.
+    valid = "import asyncio\nawait asyncio.sleep(0)\ntext = '\\d'"
+    judge = f"```python\n{valid}\nSUBMIT(passed=text == '\\\\d')\n```"
+    (outcome,) = await batch("SUBMIT()", [{"x": 1}], prepare=valid, check=judge)
+    assert outcome.passed
+
+
 @pytest.mark.usefixtures("short_delays")
 async def test_a_lost_prepared_process_is_replaced_in_a_new_sandbox(tmp_path):
     code = """

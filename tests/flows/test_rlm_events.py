@@ -128,6 +128,7 @@ async def test_an_exception_of_on_turn_ends_the_run_with_its_own_traceback(chat:
 async def test_a_wrong_on_turn_is_refused_with_one_sentence() -> None:
     cases: list[tuple[Any, str]] = [
         (7, "on_turn is 7: pass a function"),
+        (Path("x"), "on_turn is PosixPath.'x'.: pass a function"),
         ("no.such:thing", "on_turn, no.such:thing, cannot"),
     ]
     for on_turn, message in cases:

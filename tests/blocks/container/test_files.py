@@ -216,6 +216,17 @@ async def test_packages_are_built_into_an_image_once_without_a_password(containe
 
 @pytest.mark.full
 @pytest.mark.usefixtures("index")
+async def test_an_image_whose_python_is_managed_by_its_distribution_takes_packages(container: ContainerSandbox) -> None:
+    path = "import sysconfig; print(sysconfig.get_path('stdlib') + '/EXTERNALLY-MANAGED')"
+    # Debian's package of Python has this file.
+    setup = f'echo "[externally-managed]" > "$(python3 -c "{path}")"  # {random.randrange(1 << 30)}'
+    provider = container.with_options({"setup": setup, "packages": ["a-shape"]})
+    async with check_built_once(provider), provider.interpreter() as interpreter:
+        assert (await interpreter.execute("import a_shape; SUBMIT(name=a_shape.NAME)")).name == "a_shape"
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("index")
 async def test_setup_is_built_into_an_image_once_and_its_failure_says_why(container: ContainerSandbox) -> None:
     # The test's image has no programs but the shell and Python.
     setup = f"text='{random.randrange(1 << 30)} $HOME \\'\nprintf %s \"$text\" > /made"

@@ -68,7 +68,7 @@ LOSING: list[tuple[str, str]] = [
 ]
 REFUSED = [
     ("np.broadcast_to(0, (10**6, 10**6))", "1,000,000,000,000 items"),
-    ("np.zeros(400_000)", "save the data to the volume with save_to_volume"),
+    ("np.zeros(400_000)", "write the data to a file that `collect` returns"),
 ]
 
 

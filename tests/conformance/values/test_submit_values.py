@@ -104,7 +104,7 @@ async def test_a_value_nested_up_to_a_hundred_levels_comes_back(interpreter: Int
 
 async def test_the_size_limit_counts_all_fields_together(interpreter: Interpreter) -> None:
     text = await read_refusal(interpreter, "SUBMIT(text='x' * 2 * 1024 * 1024)")
-    assert "save_to_volume" in text
+    assert "to a file that `collect` returns, or save it to the volume with save_to_volume" in text
     assert "1,048,576" in text
     assert "2,097,1" in text
     full = 1024 * 1024 - len('{"a":"","b":""}')

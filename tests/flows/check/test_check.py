@@ -88,7 +88,7 @@ SUBMIT(y=float("nan"))
     ("check", "reason"),
     [
         ("1 / 0", "the check raised ZeroDivisionError"),
-        ("x = (", "the check is not valid Python"),
+        ("return 1", "the check is not valid Python"),
         ("exit(0)", "the check "),
         ("print('nothing')", "the check ended without fields"),
         ("SUBMIT()", "the check ended without fields"),

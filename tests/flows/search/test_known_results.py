@@ -215,6 +215,8 @@ async def test_a_trial_that_reports_its_last_step_is_complete() -> None:
 @pytest.mark.parametrize(
     ("pruner", "message"),
     [
+        ({"name": "median", "steps": 5}, "unexpected keyword argument 'steps'"),
+        ({"steps": 5}, "`pruner` is 'None.steps=5.'"),
         ("median(steps=5)", "unexpected keyword argument 'steps'"),
         ("median(5)", "cannot be read"),
         ("asha(min_resource=open('x'))", "cannot be read"),
@@ -222,18 +224,22 @@ async def test_a_trial_that_reports_its_last_step_is_complete() -> None:
         ("patient(patience=-1)", "patience"),
     ],
 )
-async def test_wrong_settings_of_a_pruner_are_refused(pruner: str, message: str) -> None:
+async def test_wrong_settings_of_a_pruner_are_refused(pruner: str | dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         await run_sweep(
             "SUBMIT(loss=x)", space={"x": {"low": 0.0, "high": 1.0}}, trials=2, objective="loss", pruner=pruner
         )
 
 
-async def test_settings_of_a_pruner_are_optunas(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "pruner",
+    ["median(n_startup_trials=1, n_warmup_steps=3)", {"name": "median", "n_startup_trials": 1, "n_warmup_steps": 3}],
+)
+async def test_settings_of_a_pruner_are_optunas(tmp_path: Path, pruner: str | dict[str, Any]) -> None:
     code = "for step in range(6):\n    report(-x, step)\nSUBMIT(loss=-x)"
     report = await run_sweep(
         code, space={"x": {"low": 0.0, "high": 1.0}}, trials=10, objective="loss", sampler="random",
-        pruner="median(n_startup_trials=1, n_warmup_steps=3)", results_path=tmp_path / "job",
+        pruner=pruner, results_path=tmp_path / "job",
     )  # fmt: skip
     pruned = [trial.meta.reports[-1][0] for trial in report.trials if trial.meta.pruned]
     assert set(pruned) == {3}, "the warm-up ends at step 3"

@@ -102,8 +102,8 @@ def _ensure_image() -> None:
         names = _run_podman("images", "--format", "{{.Repository}}:{{.Tag}}").split()
         if name in names:
             return
-        if names:  # images of earlier versions of this module
-            _run_podman("rmi", "--force", *names)
+        if names:  # images of earlier versions of this module, and unnamed ones of killed tests
+            _run_podman("rmi", "--force", "--all")
         with tempfile.TemporaryDirectory(dir=PLACE) as folder:
             root = Path(folder, "root")
             _fill_root(root)
