@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from functools import cache as cache_calls
 from functools import partial
 from typing import Annotated
 from uuid import UUID
@@ -18,7 +19,7 @@ from pydantic import Field
 
 from ..sandbox.errors import ConfigurationError, DeadlineExceeded, RlmBatchError
 from ..tasks.ledger.ledger import Ledger
-from ..tasks.ledger.result_index import ResultCache
+from ..tasks.ledger.result_index import ResultCache, find_ended_lines
 from ..tasks.ledger.shards import ShardFiles
 from .engine.executor import LaneExecutor
 from .engine.opening import open_capacity
@@ -125,6 +126,14 @@ async def _run_executions(files: ShardFiles, options: Options, files_digest: str
     run.log.info(text, files.shard + 1, header.shards, header.total, await provider.describe_sandboxes(), ledger.path)
     run.sink = OutcomeSink(run, [])  # The shard needs no store, because the job reads the ledger.
     cache = ResultCache(ledger, lines)
+    if header.has_other_verdicts:
+        waiting = list(executions)
+        executions = iter(waiting)
+        keys = {execution.unchecked_key for execution in waiting}
+        ended_lines = await asyncio.to_thread(find_ended_lines, ledger.read_lines(), keys)
+        cache = ResultCache(
+            ledger, lines, None, run.check, bool(options.collect), cache_calls(run.sink.warn), ended_lines
+        )
     try:
         async with open_capacity(run):
             await LaneExecutor(run).execute_all(executions, cache.find_result)

@@ -175,6 +175,8 @@ def execution_to_json(execution: Execution) -> dict[str, Any]:
         work["encoded"] = encoded
     if nonfinite:
         work["nonfinite"] = nonfinite
+    if execution.unchecked_key:
+        work["unchecked_key"] = execution.unchecked_key
     if not execution.is_checked:
         work["is_checked"] = False
     return work
@@ -196,6 +198,7 @@ def execution_from_json(index: int, code: str, work: dict[str, Any]) -> Executio
         work["variables"],
         work["key"],
         encoded,
+        unchecked_key=work.get("unchecked_key", ""),
         is_checked=work.get("is_checked", True),
         place=Place(*work.get("place", ())),
     )

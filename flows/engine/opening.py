@@ -5,6 +5,7 @@ no closing.
 """
 
 import asyncio
+import functools
 import math
 import time
 from collections.abc import AsyncIterator
@@ -187,8 +188,8 @@ async def _open_cache(run: Run) -> ResultCache:
         if line.data.get("index") is not None:
             latest_keys[line.data["index"]] = line.key
     ended_lines = {} if run.check is None else find_ended_lines(lines.values())
-    has_files = bool(run.options.collect)
-    return ResultCache(run.ledger, lines, index, run.check, has_files, ended_lines, latest_keys)
+    has_files, warn_once = bool(run.options.collect), functools.cache(run.sink.warn)
+    return ResultCache(run.ledger, lines, index, run.check, has_files, warn_once, ended_lines, latest_keys)
 
 
 def _warn_of_old_keys(run: Run) -> None:

@@ -61,8 +61,8 @@ class CheckParameters(LaneParameters, FlowParameters[TrialsReport]):
 
     def make_plan(self, report: ProgressReport | None = None, run_ledger: PathOrLocation | None = None) -> Plan:
         """Read the outcomes of the run, and return the plan to judge them. Raises ConfigurationError."""
-        reader = open_run_ledger(self.run)
-        ledger = locate_ledger(reader.ledger.path)
+        reader = open_run_ledger(self.run, locate_ledger)  # A worker reads nothing at a path that it does not allow.
+        ledger = reader.ledger.path
         if self.options.locate_ledger(run_ledger) == ledger:
             raise ConfigurationError(f"`results_path` is the judged run's own, {ledger}: name another place")
         code = self.options.check_code

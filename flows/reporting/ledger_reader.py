@@ -1,7 +1,7 @@
 """A reader of a flow run's ledger, also while the run is running. It needs no server, and little memory."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -115,15 +115,18 @@ class LedgerReader:
         return summary
 
 
-def open_run_ledger(run: str) -> LedgerReader:
+def open_run_ledger(
+    run: str, locate: Callable[[PathOrLocation | str], PathOrLocation] = parse_location
+) -> LedgerReader:
     """Return the ledger of a run.
 
-    `run` is a path or a location, or the beginning of the run's id or name.
+    `run` is a path or a location, or the beginning of the run's id or name. `locate` returns the ledger at a path or a
+    location, or refuses it before anything there is read.
 
     Raises:
         ConfigurationError: There is no such ledger, or it cannot be read.
     """
-    path, name = _find_ledger(run)
+    path, name = _find_ledger(run, locate)
     try:
         if not list_names(path, "part-*.jsonl") and not list_names(path, "run-*.json"):
             raise ConfigurationError(f"{path} has no results: name a run's results, which the run prints at its end")
@@ -145,12 +148,14 @@ def find_last_run() -> RunRecord:
     return known.records[0]
 
 
-def _find_ledger(run: str) -> tuple[PathOrLocation, str | None]:
+def _find_ledger(
+    run: str, locate: Callable[[PathOrLocation | str], PathOrLocation]
+) -> tuple[PathOrLocation, str | None]:
     """Return a ledger, and the name of its run if `run` is not a path."""
-    path = parse_location(run)
+    path = locate(run) if os.sep in run else parse_location(run)
     is_folder = not isinstance(path, Location) and run.strip() and path.is_dir()
     if isinstance(path, Location) or is_remote(run) or is_folder:
-        return path, None
+        return locate(path), None
     record = read_known_runs(get_results_root()).find(run)
     is_path = os.sep in run or run == Path(record.results_path).name
-    return parse_location(record.results_path), None if is_path else record.name
+    return locate(record.results_path), None if is_path else record.name

@@ -6,7 +6,7 @@ An index is built from the ledgers and can be deleted at any time. A refresh rea
 import os
 import re
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -120,10 +120,10 @@ def _read_success_keys(part: Path, offset: int) -> Iterator[tuple[str | None, Li
             yield ENDED + line.ended_key, line.position
 
 
-def find_ended_lines(lines: Iterable[LedgerLine]) -> dict[str, LedgerLine]:
-    """Return the latest lines with an execution's own outcome, by the key without a check."""
-    in_order = sorted(lines, key=lambda line: line.written_at)
-    return {line.ended_key: line for line in in_order if line.ended_key}
+def find_ended_lines(lines: Iterable[LedgerLine], keys: Container[str] | None = None) -> dict[str, LedgerLine]:
+    """Return the latest lines with an execution's own outcome by the key without a check: all, or those with `keys`."""
+    found = (line for line in lines if line.ended_key and (keys is None or line.ended_key in keys))
+    return {line.ended_key: line for line in sorted(found, key=lambda line: line.written_at)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +135,7 @@ class ResultCache:
     index: ResultIndex | None = None
     check: Check | None = None  # judges outcomes of earlier runs again, which it has not judged
     has_files: bool = False  # True if the ledgers have the files that the check needs
+    warn_once: Callable[[str], None] = print  # is called with a reason why code runs again
     ended_lines: dict[str, LedgerLine] = field(default_factory=dict[str, LedgerLine])  # see `find_ended_lines`
     # the last line's key by an execution's index
     latest_keys: Mapping[int, str] = field(default_factory=dict[int, str])
@@ -174,12 +175,15 @@ class ResultCache:
         if line is None and self.index is not None:
             line = self.index.find_ended(execution.unchecked_key)
         ended = None if line is None else restore_ended(line.to_outcome())
-        if line is None or ended is None or (check.needs_files and not self.has_files):
+        if line is None or ended is None:
             return
         if check.needs_files:
             try:
+                if not self.has_files:
+                    raise ValueError("the run has no `collect`")
                 execution.archive = archive_collected(Path(line.position.part).parent, ended.meta)
-            except (OSError, ValueError):
+            except (OSError, ValueError) as error:
+                self.warn_once(f"the check reads `folder`, so code runs again for it: {error}")
                 return
             execution.archive_problems = ended.meta.not_collected
         execution.ended, execution.ended_earlier = with_index(ended, execution.index, execution.place), True

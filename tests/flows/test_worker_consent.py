@@ -19,7 +19,7 @@ from prefect.client.schemas.responses import DeploymentResponse
 from prefect.exceptions import ObjectNotFound
 from prefect.filesystems import LocalFileSystem, RemoteFileSystem
 
-from rlm_batch import ConfigurationError, LocalInterpreter, LocalSandbox, RunReport
+from rlm_batch import ConfigurationError, LocalInterpreter, LocalSandbox, RunReport, batch, check
 from rlm_batch.blocks import worker_policy
 from rlm_batch.blocks.registry import resolve_provider
 from rlm_batch.blocks.worker_consent import check_location
@@ -383,6 +383,23 @@ async def test_a_deployments_run_writes_results_only_where_allowed(results: Path
     assert isinstance(report, RunReport)
     assert ([result.y for result in report.results], report.results_path) == ([1], str(results / "mine"))
     assert [result.y for result in await state.aresult()] == [1]
+
+
+async def test_a_deployment_judges_only_runs_in_allowed_places(results: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"flow": check, "check": "SUBMIT(passed=submitted['y'] == 1)"}
+    await batch(["SUBMIT(y=1)"], results_path=str(results / "mine"))
+    run = await Deployed.made(run=str(results / "mine"), **options)
+    state = await run.execute()
+    assert state.is_completed(), state.message
+    assert [result.passed for result in await state.aresult()] == [True]
+    await batch(["SUBMIT(y=1)"], results_path=str(tmp_path / "elsewhere"))
+    (record,) = (tmp_path / "elsewhere").glob("run-*.json")
+    record.write_text(record.read_text().replace('"version": 1', '"version": 99'))  # Reading it would be an error.
+    for place in ("elsewhere", "missing"):
+        run = await Deployed.made(run=str(tmp_path / place), **options)
+        state = await run.execute()
+        assert state.is_failed()
+        assert f"this worker does not let deployments use {tmp_path / place}" in str(state.message)
 
 
 @pytest.mark.usefixtures("as_worker")

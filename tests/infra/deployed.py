@@ -15,10 +15,10 @@ from rlm_batch import batch
 
 
 class Deployed:
-    """A run of a deployment of the batch flow, executed as a worker's process executes it."""
+    """A run of a deployment of a flow, executed as a worker's process executes it."""
 
-    def __init__(self, run: FlowRun) -> None:
-        self.run = run
+    def __init__(self, run: FlowRun, flow: Any = batch) -> None:
+        self.run, self.flow = run, flow
 
     @classmethod
     async def made(
@@ -26,25 +26,26 @@ class Deployed:
         pool: str | None = None,
         job_variables: dict[str, Any] | None = None,
         deployment: str | None = None,
+        flow: Any = batch,
         **parameters: Any,
     ) -> "Deployed":
         """Create a deployment and a scheduled run with these parameters, for workers of the pool if one is named."""
         async with get_client() as client:
             deployment_id = await client.create_deployment(
-                await client.create_flow_from_name("rlm-batch"),
+                await client.create_flow_from_name(flow.name),
                 deployment or uuid.uuid4().hex,
-                entrypoint="rlm_batch.flows.batch.batch",
+                entrypoint=f"{flow.fn.__module__}.{flow.fn.__name__}",
                 work_pool_name=pool,
             )
             run = await client.create_flow_run_from_deployment(
                 deployment_id, parameters=parameters, job_variables=job_variables
             )
-            return cls(run)
+            return cls(run, flow)
 
     async def execute(self) -> State[Any]:
         """Execute the run and return its final state."""
         return await run_flow_async(
-            batch,  # type: ignore[arg-type]
+            self.flow,
             self.run,
             self.run.parameters,
             return_type="state",

@@ -53,13 +53,17 @@ async def test_another_check_finds_outcomes_of_other_ledgers_too(tmp_path: Path,
     assert ([outcome.passed for outcome in outcomes], count) == ([True, True, False], 3)
 
 
-async def test_a_check_that_reads_files_needs_collected_ones(tmp_path: Path) -> None:
+async def test_a_check_that_reads_files_needs_collected_ones(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     code = "open('answer.txt', 'w').write(str(x))\nSUBMIT(y=x)"
     first = "SUBMIT(passed=True)"
     second = "SUBMIT(text=open(folder + '/answer.txt').read())"
     await run_counted(tmp_path, first, code)
+    caplog.clear()
     outcomes, count = await run_counted(tmp_path, second, code)
     assert ([outcome.text for outcome in outcomes], count) == (["0", "1", "2"], 6)
+    assert caplog.text.count("the check reads `folder`, so code runs again for it: the run has no `collect`") == 1
+    await run_counted(tmp_path, second, code)
+    assert caplog.text.count("so code runs again") == 1  # Nothing ran.
     await run_counted(tmp_path, first, code, collect=["*.txt"])
     outcomes, count = await run_counted(tmp_path, second, code, collect=["*.txt"])
     assert ([outcome.text for outcome in outcomes], count) == (["0", "1", "2"], 9)

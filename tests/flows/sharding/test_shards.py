@@ -174,6 +174,20 @@ async def test_chunks_in_shards_are_judged_and_reduced_once_and_a_complete_job_r
 
 
 @pytest.mark.full
+async def test_a_resumed_job_with_another_check_runs_no_code_again(shared, tmp_path):
+    ran = tmp_path / "ran"
+    code = f"open({str(ran)!r}, 'a').write('x')\nif x == 3: 1 / 0\nSUBMIT(y=x)"
+    options: dict[str, Any] = {"shards": 2, "results_path": str(shared), "provider": "local:none"}
+    inputs = [{"x": x} for x in range(5)]
+    for limit in (9, 2, 3):
+        results = await batch(code, inputs, check=f"SUBMIT(passed=submitted.get('y', 9) < {limit})", **options)
+        assert [result.passed for result in results] == [x < limit and x != 3 for x in range(5)]
+    assert ran.read_text() == "x" * 5
+    results = await batch(code, inputs, check="SUBMIT(passed=not error)", **{**options, "shards": None})
+    assert ([result.passed for result in results], ran.read_text()) == ([x != 3 for x in range(5)], "x" * 5)
+
+
+@pytest.mark.full
 async def test_shards_judge_repeats_and_a_resumed_run_judges_only_the_new_ones(shared):
     """Task 0 passes in no repeat, task 1 in one, and so on. Every second sample of task 3 exits without a result."""
     code = "import sys\nif task == 3 and repeat % 2: sys.exit(0)\nSUBMIT(passed=True, y=repeat)"
