@@ -300,6 +300,7 @@ class SandboxProvider(SandboxSettings, ABC):
         """Open a sandbox with this process's labels. Its output does not show secrets of `environment`."""
         sandbox = await self.open(self.labels(run, server))
         sandbox.hide = self.build_secret_filter()
+        sandbox.mounts = tuple(mount.target for mount in self._files.mounts)
         return sandbox
 
     def build_secret_filter(self) -> SecretFilter | None:

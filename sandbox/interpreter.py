@@ -59,6 +59,7 @@ class Interpreter:
     Attributes:
         on_start: Called when the sandbox is open and its driver ready. The first execution may have been sent by then.
         start_error: The error of a failed start.
+        preparation: The code that runs before the first execution, or None.
         is_shut_down: True after `shutdown` and `keep`: the interpreter cannot be used again.
         on_prepare_output: Receives the output of `prepare`, like `on_output` of `execute`.
     """
@@ -72,7 +73,7 @@ class Interpreter:
         prepare: Preparation | None = None,
     ) -> None:
         self.timeout = timeout
-        self._prepare = prepare
+        self.preparation = prepare
         self.tools: dict[str, Callable[..., Any]] = {} if tools is None else tools
         self._open = open_sandbox
         self._protocol: DriverProtocol | None = None
@@ -133,7 +134,7 @@ class Interpreter:
                 raise
             if self.on_start is not None:
                 self.on_start()
-            if pending is None or self._prepare is None:
+            if pending is None or self.preparation is None:
                 return pending
             try:
                 await self._wait(pending)
@@ -169,8 +170,8 @@ class Interpreter:
         channel = self._channel = await sandbox.connect(self._receive, self._close)
         frames = [protocol.encode_start()]
         pending = None
-        if self._prepare is not None:  # An execution sent now would wait in the driver until the preparation ends.
-            pending, parts = protocol.add_preparation(self._prepare, self.on_prepare_output)
+        if self.preparation is not None:  # An execution sent now would wait in the driver until the preparation ends.
+            pending, parts = protocol.add_preparation(self.preparation, self.on_prepare_output)
             frames += parts
         elif request is not None:
             pending, parts = protocol.add_execution(request)
@@ -178,7 +179,7 @@ class Interpreter:
         is_request_sent = False
         try:
             await channel.send(b"".join(frames))
-            is_request_sent = self._prepare is None
+            is_request_sent = self.preparation is None
             async with asyncio.timeout(START_TIMEOUT_SECONDS):
                 await protocol.answered.wait()
         except SandboxLost:
@@ -252,7 +253,7 @@ class Interpreter:
         """
         if request.context is not None and (self, request.context) in _waiting_for_tool.get():
             raise ConfigurationError(REENTERED)
-        request.complete(self.tools, self.timeout, self._prepare)
+        request.complete(self.tools, self.timeout, self.preparation)
         for name, path in request.files.items():
             await self.upload(path, await asyncio.to_thread((request.encoded or {})[name].encode_file, name))
         if request.context is None:

@@ -30,6 +30,7 @@ class Sandbox(ABC):
         memory_option: The provider's option to raise after a MemoryError; "" if there is no such option.
         kill_memory_option: The provider's option to raise after the kernel killed code that used too much memory; "" if
             there is no such option.
+        mounts: Paths of the host's files and directories in the sandbox.
         hide: The filter of the secrets in the code's environment; None without secrets.
     """
 
@@ -42,6 +43,7 @@ class Sandbox(ABC):
     limits: Mapping[str, int] = {}
     memory_option: str = ""
     kill_memory_option: str = ""
+    mounts: tuple[str, ...] = ()
     hide: SecretFilter | None = None
 
     @property

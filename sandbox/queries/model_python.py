@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import CodeCrashed, CodeError, ExecutionTimeout, QueryError, StateLost, SubmitError
 from ..requests.execution_request import WorkTime
+from ..requests.function_code import PROVIDED_NAMES
 from .records import SHORT_CHARACTERS, shorten
 from .recursion import QueryContext
 
@@ -28,6 +29,23 @@ NO_CODE = (
 )
 LOST_NAMES = "The process of your code ended, so its names are gone, except for `context`. Define again what you need."
 KEPT_NAMES = "The names that your code defined before are kept."
+MAX_PREPARED_NAMES = 100  # names of `prepare` that the model sees; `from module import *` may define more
+# Code that describes each name of `prepare`: its type, or the signature and the purpose of a function or a class.
+LIST_NAMES = """
+import inspect as _inspect
+
+def _describe(name, value):
+    purpose = type(value).__name__
+    if callable(value):
+        try:
+            name += str(_inspect.signature(value))
+        except (TypeError, ValueError):
+            pass
+        purpose = (_inspect.getdoc(value) or "").partition("\\n")[0]
+    return f"`{name}`: {purpose}"
+
+SUBMIT([_describe(name, value) for name, value in [*globals().items()] if name[0] != "_" and name not in _known_names])
+"""
 WRONG_TYPE = "SUBMIT did not take this answer: {problem}. The answer has to be {type}. Call SUBMIT again."
 
 
@@ -48,17 +66,33 @@ class ModelPython:
         self._turn_timeout = turn_timeout  # seconds that the code of a turn may work
         self.history: list[dict[str, Any]] | None = None  # value of the code's variable `history`; None for no variable
         self.output = ""  # all output of the last turn, of which the trajectory has at most OUTPUT_CHARACTERS
+        self.prepared_names: list[str] = []  # descriptions of the names that `prepare` defined
         self._context = NO_CONTEXT  # value of the code's variable `context`
         self._process: str | None = None  # the process's name in the sandbox; None before it starts
         self._has_context = False  # True if the process has the variable `context`
         self._loaded_history: list[dict[str, Any]] | None = None  # the value of `history` in the process
 
-    def begin(self, queries: Queries, context: QueryContext) -> bool:
+    async def begin(self, queries: Queries, context: QueryContext) -> bool:
         """Set the query functions and the context for a question. Return True if the context is a new one."""
         is_new_context = context != self._context
         self._queries, self._context = queries, context
         self._has_context = False  # Code can have changed a list or a dict.
+        if self.interpreter.preparation is not None:
+            self.prepared_names = await self._list_prepared_names()
         return is_new_context
+
+    async def _list_prepared_names(self) -> list[str]:
+        known_names = [*PROVIDED_NAMES, *self.interpreter.tools]
+        try:
+            result = await self.interpreter.execute(
+                LIST_NAMES,
+                {"_known_names": known_names},
+                timeout=self._queries.session.check_seconds_left(),
+                index=self._queries.numbers,
+            )
+        except (CodeError, SubmitError):  # A value of `prepare` cannot be described.
+            return []
+        return list(result["output"])[:MAX_PREPARED_NAMES]
 
     async def run_turn(self, reply: Reply, turn: dict[str, Any], answer_type: AnswerType | None) -> Submission | None:
         """Run the reply's blocks in order until one fails or submits, and record the output in the turn.

@@ -19,6 +19,7 @@ from ..wire.names import OWN_FILE_PREFIX, QUERY_ERROR_NAMES, VOLUME_NAMES, add_a
 from ..wire.nonfinite import encode_values
 from ..wire.strict_json import NotJsonError, convert_fields, encode_fields
 from .function_code import convert_code
+from .tool_docs import describe_tool
 
 if TYPE_CHECKING:
     from ..driver_settings import Preparation
@@ -181,6 +182,7 @@ class ExecutionRequest:
         }
         if self.refuse_exit:
             fields["refuse_exit"] = True
+            fields["docs"] = {name: describe_tool(name, tools[name]) for name in fields["names"]}
         if preparation is not None and preparation.seed is not None:
             numbers = self.index if isinstance(self.index, tuple) else (self.index,)
             fields["seed"] = preparation.derive_seed(*numbers)

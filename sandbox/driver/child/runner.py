@@ -295,7 +295,9 @@ class CodeRunner:
         report = make_report(self._channel.call_host, lambda: self._submit(number, b"{}"))
         common_names = self._find_common_names(request["queries"])
         self._add_names({**common_names, "report": report, "display": displays.display})
-        functions: dict[str, Any] = {name: self._make_tool(name) for name in request["names"]}
+        functions: dict[str, Any] = {
+            name: self._make_tool(name, request.get("docs", {}).get(name)) for name in request["names"]
+        }
         functions["SUBMIT"] = self._make_submit(number, request["output_fields"])
         namespace.update(functions)
         namespace.update(variables)
@@ -378,11 +380,12 @@ class CodeRunner:
             if is_unchanged or name not in namespace:
                 namespace[name] = driver_names[name] = value
 
-    def _make_tool(self, name: str) -> Callable[..., Any]:
+    def _make_tool(self, name: str, doc: str | None) -> Callable[..., Any]:
         def tool(*args: Any, **kwargs: Any) -> Any:
             return self._channel.call_host(name, args, kwargs)
 
         tool.__name__ = tool.__qualname__ = name
+        tool.__doc__ = doc
         return tool
 
     def _make_submit(self, number: int, expected: list[dict[str, str]] | None) -> Callable[..., NoReturn]:
