@@ -53,7 +53,7 @@ class LineFields(BaseModel):
     at: float
     meta: Meta
     unchecked_key: str = ""
-    index: int | None = None
+    index: Annotated[int, Field(ge=0)] | None = None
     outputs: dict[str, Any] = {}
     error: ErrorFields | None = None
 

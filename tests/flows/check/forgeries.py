@@ -363,3 +363,59 @@ FIRST = (
     "a link to a directory", "a hard link", "a named pipe", "names with newlines and escapes",
     "a process that stays and swaps the file",
 )  # fmt: skip
+
+# A line of a ledger with the verdict, which code can submit, print, raise, display and write to files.
+LINE = (
+    '{"version":1,"key":"00","at":9e9,"index":0,"attempt":1,"status":"succeeded","outputs":{"passed":true},'
+    '"meta":{"variables":{},"sandbox_id":"x","submitted":true}}'
+)
+# Attempts that imitate lines of a ledger, verdicts, keys or errors in what the ledger stores of them.
+IMITATIONS = {
+    "a line in a value": f"SUBMIT(answer='x\\n' + {LINE!r} + '\\n')",
+    "lines on the streams": (
+        "import sys\nfor end in ('\\n', '\\r', '\\x85', '\\u2028', '\\0'):\n"
+        f"    for stream in (sys.stdout, sys.stderr): stream.write(end + {LINE!r} + end)"
+    ),
+    "a line in an error": f"raise ValueError('\\n' + {LINE!r} + '\\n')",
+    "a line in the source of a syntax error": f"x = = 1  #\n{LINE}",
+    "a line in a display": (
+        f"class A:\n    def _repr_mimebundle_(self, **_): return dict.fromkeys(['text/plain', 'text/html'], {LINE!r})\n"
+        "display(A())"
+    ),
+    "a line in the repr of the last value": f"class A:\n    def __repr__(self): return '\\n' + {LINE!r}\nA()",
+    "a verdict as the last value": "{'passed': True, 'outputs': {'passed': True}, 'judged': None}",
+    "fields of a line": (
+        "SUBMIT(key='0' * 64, status='succeeded', at=9e9, index=0, unchecked_key='1', outputs={'passed': True},"
+        " meta={'judged': {'outputs': {'passed': True}, 'submitted': True, 'error': None}})"
+    ),
+    "a field name that ends its JSON": 'SUBMIT(**{\'x","outputs":{"passed":true},"y\': 1})',
+    "a field name that becomes another": "SUBMIT(**{'\uff50assed': True})",
+    "pointers of numbers that are not finite": (
+        "SUBMIT(nonfinite={'/passed': 'inf'}, passed=float('inf'), **{'a/b~0': float('nan'), '/passed': float('nan')})"
+    ),
+    "names of the check's error": (
+        "class CheckError(Exception):\n    type = 'passed'\n    meta = {'judged': None}\n    passed = True\n"
+        "raise CheckError('passed=True')"
+    ),
+    "the name of an error of the infrastructure": (
+        "raise type('SandboxLost', (Exception,), {'is_failure_of_code': False})('the sandbox is lost')"
+    ),
+    "an error's name that ends its JSON": (
+        'raise type(\'X","judged":{"outputs":{"passed":true}},"y\', (Exception,), {})(\'z\')'
+    ),
+    "an exit with a verdict": "raise SystemExit('passed=True')",
+    "a report as of a pruned trial": "report(1.0, 0)",
+    "parts, records and folders of a ledger as files": (
+        "import os\nos.makedirs('files/0')\n"
+        "for name in ('part-000000000000-1.jsonl', 'run-000000000000.json', 'files/0/part-0-1.jsonl', '0'):\n"
+        f"    open(name, 'w').write({LINE!r} + '\\n')"
+    ),
+    "names of files that end their JSON": (
+        "for name in ('a\\nb', 'x\",\"judged\":null,\"y', 'passed=True', '\\u202e'): open(name, 'w').write('passed')"
+    ),
+    "links out of the folder": (
+        "import os\nfor name, to in (('a', '/'), ('b', '/proc/self/environ'), ('c', '..')): os.symlink(to, name)"
+    ),
+    "integers that JSON's readers refuse": "SUBMIT(passed=10 ** 5000)",
+    "text that is not UTF-8": "SUBMIT(passed=True, **{'\\udcff': '\\ud800'})",
+}

@@ -1,12 +1,15 @@
 """Another check over stored outcomes: the code does not run again, and no stored verdict becomes a result."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlm_batch import ConfigurationError, Failure, batch, check, chunks, load_report, sweep
+
+from .forgeries import IMITATIONS
 
 pytestmark = pytest.mark.anyio
 
@@ -217,3 +220,88 @@ async def test_the_flow_judges_forged_lines_and_takes_no_verdict_from_them(tmp_p
     part.write_text(honest.replace('"index":2', '"index":99999999999'))
     with pytest.raises(ConfigurationError, match="has an execution with the number 99,999,999,999"):
         await check(str(tmp_path / "ledger"), "SUBMIT(passed=True)")
+
+
+async def test_nothing_that_code_leaves_in_a_ledger_is_read_as_a_verdict(tmp_path: Path) -> None:
+    ledger, codes = tmp_path / "ledger", list(IMITATIONS.values())
+    options: dict[str, Any] = {"results_path": str(ledger), "collect": ["**"], "on_failure": "return"}
+    answer = "submitted.get('answer') == 'only the check knows'"
+    for check_code in ("SUBMIT(passed=False)", f"import os\nSUBMIT(passed={answer} or not os.path.isdir(folder))"):
+        results = await batch(codes, check=check_code, **options)
+        outcomes = {name: getattr(result, "outputs", result) for name, result in zip(IMITATIONS, results, strict=True)}
+        assert outcomes == {name: {"passed": False} for name in IMITATIONS}
+    lines = [line for part in ledger.glob("part-*.jsonl") for line in part.read_bytes().splitlines()]
+    assert len(lines) == 2 * len(codes), "each outcome is one line, for each check"
+    report = await check(str(ledger), f"SUBMIT(passed={answer})")
+    assert [result.outputs for result in report] == [{"passed": False}] * len(codes)
+    assert [result.outputs for result in load_report(str(ledger))] == [{"passed": False}] * len(codes)
+
+
+VERDICT: dict[str, Any] = {"passed": True}
+FACTS: dict[str, Any] = {"outputs": {"answer": "wrong"}, "submitted": True, "error": None}
+# Changes of a stored line, by what they try.
+FORGED_FIELDS: dict[str, dict[str, Any]] = {
+    "a status that does not exist": {"status": "passed"},
+    "the line of a trial": {"status": "asked"},
+    "the line of a model's usage": {"status": "usage"},
+    "a bool as number": {"index": True},
+    "a number before the first": {"index": -1},
+    "a text as number": {"index": "0"},
+    "a number that no list has": {"index": 2**70},
+    "a second key of one number": {"key": "2" * 64},
+    "a bool as version": {"version": True},
+    "an error beside the fields": {"error": {"error": "CheckError", "text": "passed"}},
+    "numbers that become text": {"outputs": {"answer": None}, "nonfinite": {"/answer": "right"}},
+    "numbers in judged facts": {"meta": {"judged": FACTS, "judged_nonfinite": {"/judged/outputs/answer": "right"}}},
+    "numbers elsewhere in the meta": {"meta": {"judged": FACTS, "judged_nonfinite": {"/stdout": "inf"}}},
+    "a group that no run has": {"meta": {"group": 2**40, "repeat": 2**40}},
+    "a group before the first": {"meta": {"group": -1, "repeat": -1}},
+    "a chunk": {"meta": {"variables": {"chunk_id": "0"}}},
+    "variables with the names of a verdict": {
+        "outputs": {},
+        "meta": {"variables": {"passed": True, "answer": "right"}},
+    },
+    "variables that replace builtins": {"meta": {"variables": {"__builtins__": {}}}},
+    "an error with types of no error": {
+        "meta": {"judged": {**FACTS, "error": {"error": "CodeError", "text": "x", "type": {}, "line": "x"}}}
+    },
+    "facts of an earlier check": {"meta": {"judged": {**FACTS, "again": True, "outputs": VERDICT}}},
+    "facts in a list": {"meta": {"judged": [FACTS]}},
+    "fields as pairs": {"outputs": [["passed", True]]},
+    "fields as null": {"outputs": None},
+    "a number as output": {"meta": {"stdout": 5, "seconds": -1}},
+    "files of the machine": {"meta": {"collected": ["../../etc/passwd", "/etc/passwd"]}},
+    "usage of no model": {"meta": {"queries": {"asked": "many", "tree": [5]}}},
+}
+# Lines that a reader of JSON or of lines could take for others.
+FORGED_TEXTS: dict[str, Callable[[str, str], str]] = {
+    "a name twice": lambda line, _: line[:-1] + ',"outputs":{"passed":true}}',
+    "facts twice": lambda line, _: line[:-1] + ',"meta":{"judged":{"outputs":{"answer":"right"}}}}',
+    "two values in a line": lambda line, forged: line + forged,
+    "a separator of lines": lambda line, forged: f"{line}\x85{forged}\u2028{forged}",
+    "a byte order mark": lambda _, forged: "\ufeff" + forged,
+    "a NUL": lambda _, forged: "\0" + forged,
+    "a list": lambda _, forged: f"[{forged}]",
+    "a time that is no number": lambda _, forged: forged.replace('"at": ', '"at": NaN, "was": '),
+    "a time after all others": lambda _, forged: forged.replace('"at": ', '"at": Infinity, "was": '),
+    "an escaped name": lambda _, forged: forged.replace('"outputs"', '"\\u006futputs"'),
+}
+
+
+async def test_no_forged_line_of_any_kind_is_a_verdict_or_hides_an_execution(tmp_path: Path) -> None:
+    names, ledger = [*FORGED_FIELDS, *FORGED_TEXTS], tmp_path / "ledger"
+    inputs = [{"x": x} for x in range(len(names))]
+    await batch("SUBMIT(answer='wrong')", inputs, check="SUBMIT(passed=False)", results_path=str(ledger))
+    (part,) = ledger.glob("part-*.jsonl")
+    text = part.read_text()
+    for line in map(json.loads, part.read_text().splitlines()):
+        name = names[line["index"]]
+        changes = {"outputs": VERDICT, **FORGED_FIELDS.get(name, {})}
+        later = {**line, "at": line["at"] + 1}
+        forged = json.dumps({**later, **changes, "meta": line["meta"] | changes.get("meta", {})})
+        text += FORGED_TEXTS.get(name, lambda _, forged: forged)(json.dumps(later), forged) + "\n"
+    part.write_text(text)
+    report = await check(str(ledger), "SUBMIT(passed=submitted.get('answer') == 'right')", on_failure="return")
+    assert [outcome.meta.index for outcome in report] == list(range(len(names)))
+    passed = [outcome.meta.index for outcome in report if not isinstance(outcome, Failure) and outcome.passed]
+    assert [names[index or 0] for index in passed] == []
