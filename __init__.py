@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # The public names, in the form that makes them public for a 
     from .flows.chunks import chunks as chunks
     from .flows.plans.chunks import ChunksReport as ChunksReport
     from .flows.reap import reap as reap
+    from .flows.reporting.comparison import compare as compare
     from .flows.reporting.pass_at_k import PassAtK as PassAtK
     from .flows.reporting.pass_at_k import pass_at_k as pass_at_k
     from .flows.reporting.pass_at_k import pass_hat_k as pass_hat_k

@@ -4,6 +4,7 @@ import json as json_module
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,12 +12,12 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from ..blocks.storage.location import Location, PathOrLocation, replace_atomically
-from ..flows.reporting.comparison import compare_runs
+from ..flows.reporting.comparison import Comparison, compare_runs
 from ..flows.reporting.conversations import write_conversations
 from ..flows.reporting.document import make_excerpt, render_html
-from ..flows.reporting.export import write_csv, write_parquet
+from ..flows.reporting.export import write_csv, write_csv_rows, write_parquet
 from ..flows.reporting.ledger_reader import LedgerReader, find_last_run
-from ..flows.reporting.report import build_report, build_summary_rows, describe_usage
+from ..flows.reporting.report import ReportContent, build_report, build_summary_rows, describe_usage
 from ..flows.reporting.table import EXIT_NOTE
 from ..flows.reports import describe_outcome, get_row_number
 from ..flows.search.importances import compute_importances
@@ -29,6 +30,7 @@ from .earlier_run import open_run
 from .option_names import describe_error
 from .output import Flag, Json, OutputFormat, ShowOutput, ShowUsage, print_json, print_outputs, print_table
 
+Export = tuple[str | None, str, Callable[[Path], object]]  # a file's name, its kind, and a function that writes it
 OutputFile = Annotated[str | None, Parameter(metavar="FILE")]
 INDENT = "  "  # indents a query below the query that asked it
 
@@ -37,6 +39,7 @@ def report(
     *runs: Annotated[str, Parameter(metavar="RUN")],
     html: OutputFile = None,
     csv: OutputFile = None,
+    by: Annotated[list[str] | None, Parameter(metavar="NAME", negative=())] = None,
     execution: Annotated[int | None, Parameter(metavar="N")] = None,
     raw_csv: Flag = False,
     parquet: OutputFile = None,
@@ -54,6 +57,8 @@ def report(
         html: HTML file; by default report.html next to the results
         csv: CSV file with a row for each execution. Text that a spreadsheet would run as a formula gets a leading
             apostrophe.
+        by: Variable whose values name an input (repeatable). Each row is then an input with all its samples, and two
+            runs are joined by their inputs.
         execution: Print all of one execution instead: variables, fields or error, and output
         raw_csv: Write text to the CSV file unchanged, for programs other than spreadsheets
         parquet: Parquet file with the rows of the CSV file; needs pyarrow
@@ -62,43 +67,54 @@ def report(
         show_queries: Print the code's queries to language models after the table, with the turns of recursive ones
     """
     output = OutputFormat(show_output, json, usage)
-    if len(runs) > 1:
-        files = (html, csv, parquet, messages)
-        flags = (raw_csv, show_output, show_queries, usage)
-        has_options = execution is not None or any(flags) or any(file is not None for file in files)
-        if len(runs) > 2 or has_options:
-            raise ConfigurationError("report compares two runs, and then takes only --json: name one run for the rest")
-        _show_comparison(runs, is_json=json)
-        return 0
     if raw_csv and csv is None:
         raise ConfigurationError("--raw-csv needs --csv: name the file with --csv")
+    if len(runs) > 1:
+        has_flags = show_output or show_queries or usage
+        has_others = has_flags or any(option is not None for option in (execution, parquet, messages))
+        if len(runs) > 2 or has_others:
+            raise ConfigurationError(
+                "report compares two runs, and then takes only --by, --csv, --html, --json and --raw-csv: name one run "
+                "for the rest"
+            )
+        readers = [replace(open_run(run), by=by) for run in runs]
+        comparison = compare_runs(*readers)
+        content = _show_comparison(readers, comparison, is_json=json)
+        write_table = partial(write_csv_rows, comparison.list_values(), raw=raw_csv)
+        _write_files([(html, "Report", partial(_write_page, content)), (csv, "CSV", write_table)], is_json=json)
+        return 0
     if not runs:
         last = find_last_run()
         print(f"Run: {escape_text(last.name)}, the last one", file=sys.stderr)
         runs = (last.results_path,)
-    reader = open_run(runs[0])
+    reader = replace(open_run(runs[0]), by=by)
     if execution is not None:
         _show_execution(reader.find_outcome(execution), is_json=json)
         return 0
     page = reader.ledger.path / "report.html" if html is None else Path(html).expanduser().absolute()
     _show_report(reader, page, output, shows_queries=show_queries)
-    exports: list[tuple[str | None, str, Callable[[LedgerReader, Path], object]]] = [
-        (csv, "CSV", partial(write_csv, raw=raw_csv)),
-        (parquet, "Parquet", write_parquet),
-        (messages, "Messages", write_conversations),
+    exports: list[Export] = [
+        (csv, "CSV", partial(write_csv, reader, raw=raw_csv)),
+        (parquet, "Parquet", partial(write_parquet, reader)),
+        (messages, "Messages", partial(write_conversations, reader)),
     ]
+    _write_files(exports, is_json=json)
+    return 0
+
+
+def _write_files(exports: Sequence[Export], *, is_json: bool) -> None:
+    """Write the files that have a name, and print their paths."""
     for file, kind, write in exports:
         if file is not None:
             path = Path(file).expanduser().absolute()
-            _write(path, partial(write, reader))
-            print(f"{kind}: {path}", file=sys.stderr if json else sys.stdout)
-    return 0
+            _write(path, write)
+            print(f"{kind}: {path}", file=sys.stderr if is_json else sys.stdout)
 
 
 def _show_report(reader: LedgerReader, page: PathOrLocation, output: OutputFormat, *, shows_queries: bool) -> None:
     """Print a run's table, and write its page.
 
-    With JSON, standard output has only a line for each execution, in order.
+    With JSON, standard output has only a line for each row, in order.
     """
     summary = reader.summarize()
     importances = compute_importances(summary)
@@ -106,7 +122,7 @@ def _show_report(reader: LedgerReader, page: PathOrLocation, output: OutputForma
         print(f"{escape_text(name)}: {escape_text(value)}", file=sys.stderr)
     if output.is_json:
         best_numbers = summary.best.numbers
-        for outcome in reader.read_outcomes():
+        for outcome in reader.read_rows():
             print_json(describe_outcome(outcome, is_best=get_row_number(outcome) in best_numbers))
     else:
         rows = summary.build_rows(shows_usage=output.shows_usage)
@@ -133,24 +149,26 @@ def _print_queries(outcomes: Iterable[Outcome]) -> None:
                 print(line)
 
 
-def _show_comparison(runs: Sequence[str], *, is_json: bool) -> None:
-    """Print how the outcomes of two runs differ, as a table or as a line of JSON for each pair of executions."""
-    readers = [open_run(run) for run in runs]
-    summaries = [reader.summarize() for reader in readers]
-    comparison = compare_runs(*readers)
-    for letter, reader, summary in zip("AB", readers, summaries, strict=True):
+def _show_comparison(readers: Sequence[LedgerReader], comparison: Comparison, *, is_json: bool) -> ReportContent:
+    """Print how two runs differ, as a table or as a line of JSON for each pair. Return the content of a page."""
+    figures: list[list[str]] = []
+    for letter, reader in zip("AB", readers, strict=True):
         record = reader.records[-1]
-        name = escape_text(record.name or str(reader.ledger.path))
-        print(f"{letter}: {name}, {escape_text(summary.describe(record.total))}", file=sys.stderr)
-    counts = [f"{count:,} {text}" for text, count in comparison.count_pairs().items() if count]
-    print(", ".join(counts) or "no executions", file=sys.stderr)
-    for name in comparison.fields:
-        print(escape_text(f"{name}: {comparison.describe_field(name)}"), file=sys.stderr)
+        name = record.name or str(reader.ledger.path)
+        figures.append([letter, f"{name}, {reader.summarize().describe(record.total)}"])
+    figures += comparison.describe()
+    for name, text in figures:
+        print(escape_text(f"{name}: {text}"), file=sys.stderr)
     if is_json:
         for pair in comparison.pairs:
             print_json(comparison.to_json(pair))
     else:
         print_table(comparison.list_rows(), len(comparison.pairs))
+    return ReportContent("Comparison of A and B", "pair", figures, "Pairs", comparison.list_rows())
+
+
+def _write_page(content: ReportContent, path: Path) -> None:
+    path.write_text(render_html(content), "utf-8", "replace")
 
 
 def _show_execution(outcome: Outcome, *, is_json: bool) -> None:

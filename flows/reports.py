@@ -148,32 +148,14 @@ class Report(Sequence[ItemT]):
     def pass_at_k(self, k: int, field: str = "passed", by: str | Sequence[str] | None = None) -> PassAtK:
         """Return the estimate of pass@k over the inputs.
 
-        Args:
-            k: The number of samples of which one must pass.
-            field: The field that says whether a sample passed. Default: "passed".
-            by: The variable, or the variables, that name the input of a sample. Default: all variables but `repeat`.
-
-        Returns:
-            The estimate, with an interval of 95 %.
-
-        Raises:
-            ConfigurationError: An input has fewer than k samples, or a sample lacks the field or a variable.
+        The arguments, the estimate and the errors are those of the function `pass_at_k`.
         """
         return pass_at_k(self.outcomes, k, field, by)
 
     def pass_hat_k(self, k: int, field: str = "passed", by: str | Sequence[str] | None = None) -> PassAtK:
         """Return the estimate of pass^k over the inputs: the chance that each of k samples passes.
 
-        Args:
-            k: The number of samples that must all pass.
-            field: The field that says whether a sample passed. Default: "passed".
-            by: The variable, or the variables, that name the input of a sample. Default: all variables but `repeat`.
-
-        Returns:
-            The estimate, with an interval of 95 %.
-
-        Raises:
-            ConfigurationError: An input has fewer than k samples, or a sample lacks the field or a variable.
+        The arguments, the estimate and the errors are those of the function `pass_at_k`.
         """
         return pass_hat_k(self.outcomes, k, field, by)
 
@@ -201,16 +183,21 @@ class Report(Sequence[ItemT]):
         best_numbers = {result.meta.index for result in self.best_trials}
         return (describe_outcome(outcome, is_best=get_row_number(outcome) in best_numbers) for outcome in self.outcomes)
 
-    def to_dataframe(self) -> Any:
+    def to_dataframe(self, by: str | Sequence[str] | None = None) -> Any:
         """Return a pandas DataFrame with a row for each outcome.
+
+        Args:
+            by: The variable, or the variables, whose values name an input. A row is then an input, with the statistics
+                of its samples, such as `loss.std`, and `passed.sum` and `pass@2` of an evaluation. Default: None.
 
         Returns:
             A `pandas.DataFrame`.
 
         Raises:
-            ConfigurationError: pandas is not installed.
+            ConfigurationError: pandas is not installed, or an outcome lacks a variable.
         """
-        return build_data_frame(self.outcomes)
+        rows = list(group_outcomes(self.outcomes, self.spec.group_by(by))) if by else self.outcomes
+        return build_data_frame(rows)
 
     def points_to_dataframe(self) -> Any:
         """Return a pandas DataFrame with a row for each input, point or chunk, which combines its repeats.

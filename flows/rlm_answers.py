@@ -11,7 +11,6 @@ from ..sandbox.queries.answer_type import AnswerType
 from ..sandbox.queries.records import find_last_output, read_answer_value
 from ..sandbox.result import Outcome, Result
 from .reporting.columns import Tables
-from .reporting.export import build_data_frame
 from .reporting.report import describe_usage
 from .reports import Report
 
@@ -128,17 +127,20 @@ class RlmAnswers(Report[RlmAnswer]):
         """Return a sentence about the calls of the model for all questions."""
         return [f"{len(self)} questions; the model was called {describe_usage(self.queries, self.queries.cached)}"]
 
-    def to_dataframe(self) -> Any:
+    def to_dataframe(self, by: str | Sequence[str] | None = None) -> Any:
         """Return a pandas DataFrame with a row for each question.
+
+        Args:
+            by: The variable, or the variables, whose values name a row, as in other reports. Default: None.
 
         Returns:
             A `pandas.DataFrame`. With an `output_type`, its column `value` has the answers as values of this type.
 
         Raises:
-            ConfigurationError: pandas is not installed.
+            ConfigurationError: pandas is not installed, or a question lacks a variable.
         """
-        frame = build_data_frame(self.results)
-        if self.answer_type is not None:
+        frame = Report.to_dataframe(self, by)  # `super()` fails in a class with slots from `dataclass`.
+        if self.answer_type is not None and not by:
             frame["value"] = [answer.value for answer in self]
         return frame
 

@@ -3,17 +3,21 @@
 import json
 import math
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...sandbox.outcomes.outcome_json import get_status
+from ...sandbox.outcomes.text_escape import escape_text
 from ...sandbox.result import Failure, Outcome
-from ...tasks.ledger.run_record import ReportSpec
+from ...tasks.ledger.run_record import Objective, ReportSpec
 from ...tasks.repeats import REPEAT
-from .groups import STATISTICS, aggregate_numbers, group_outcomes, read_number
-from .ledger_reader import LedgerReader
+from ..reports import Report
+from .groups import PASSED, STATISTICS, aggregate_numbers, describe_numbers, group_outcomes, read_number
+from .ledger_reader import LedgerReader, open_run_ledger
+from .pass_at_k import Z_95
 from .summary import MAX_ROWS
-from .table import describe_error, format_cell
+from .table import MAX_SHOWN_ROWS, MAX_VARIABLES, align_rows, describe_error, format_cell, format_variables
 
 UNFINISHED = "not run to the end in A or B"
 # What pairs are counted as.
@@ -72,15 +76,58 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two runs joined by variables, in the order of the first run, then what only the second has."""
+    """Two runs, A and B, joined by variables. It prints as a table.
+
+    Attributes:
+        pairs: The executions or inputs with the same variables, in the order of A, and then those that only B has.
+        fields: The numeric fields. The objectives, or else `passed`, come first.
+        worse_sign: 1 if a greater first field is worse, -1 if a less one is worse, and 0 if that is unknown.
+    """
 
     pairs: list[Pair]
-    fields: list[str]  # numeric fields; the objective comes first
+    fields: list[str]
+    worse_sign: int = 0
 
-    def count_pairs(self) -> dict[str, int]:
-        """Return how many pairs are of each of `KINDS`."""
+    @property
+    def worse(self) -> list[Pair]:
+        """The pairs that failed only in B, or whose first field is worse in B."""
+        return [pair for pair in self.pairs if self.is_worse(pair)]
+
+    def is_worse(self, pair: Pair) -> bool:
+        """Return whether a pair failed only in B, or its first field is worse in B."""
+        difference = pair.read_field(self.fields[0])[2] if self.fields else None
+        has_worse_field = difference is not None and difference * self.worse_sign > 0
+        return has_worse_field or "failed only in B" in pair.list_kinds()
+
+    def compute_interval(self, name: str) -> tuple[float, float] | None:
+        """Return the interval of 95 % of the mean difference of a field, B minus A, by Student's t.
+
+        It is None if fewer than three pairs have the field in both runs, or if all differences are equal.
+        """
+        values = [pair.read_field(name)[2] for pair in self.pairs]
+        differences = [value for value in values if value is not None]
+        if len(differences) < 3:
+            return None
+        statistics = describe_numbers(differences)
+        if not statistics["se"] > 1e-12:  # Equal differences can differ by rounding errors.
+            return None
+        freedom = len(differences) - 1
+        # The quantile of Student's t by Wallace 1959, "Bounds on Normal Approximations". It is at most 4 % too large.
+        z = Z_95 * (8 * freedom + 3) / (8 * freedom + 1)
+        half = math.sqrt(freedom * math.expm1(z**2 / freedom)) * statistics["se"]
+        return statistics["mean"] - half, statistics["mean"] + half
+
+    def describe(self) -> list[list[str]]:
+        """Return rows of a name and a text: the counts of pairs, the pairs that got worse, and each field."""
         counts = Counter(kind for pair in self.pairs for kind in pair.list_kinds())
-        return {kind: counts[kind] for kind in KINDS}
+        texts = [f"{counts[kind]:,} {kind}" for kind in KINDS if counts[kind]]
+        rows = [["Pairs", ", ".join(texts) or "no executions"]]
+        worse = [format_variables(pair.variables, MAX_VARIABLES) for pair in self.worse]
+        if len(worse) > MAX_VARIABLES:
+            worse[MAX_VARIABLES:] = [f"{len(worse) - MAX_VARIABLES:,} more"]
+        if self.worse_sign or worse:
+            rows.append(["Worse in B", "; ".join(worse) or "none"])
+        return rows + [[name, self.describe_field(name)] for name in self.fields]
 
     def describe_field(self, name: str) -> str:
         """Return in a line how a field changed: its means where both runs have it, and the signs of the differences."""
@@ -92,26 +139,42 @@ class Comparison:
         second_mean = aggregate_numbers([second for _, second in both], "mean")
         means = f"mean {format_cell(first_mean)} to {format_cell(second_mean)}"
         difference = format_cell(second_mean - first_mean)
+        interval = self.compute_interval(name)
+        if interval is not None:
+            difference += f" (95 %: {format_cell(interval[0])} to {format_cell(interval[1])})"
         less, greater = sum(second < first for first, second in both), sum(second > first for first, second in both)
         return f"{means}, difference {difference}; of {len(both):,}, {less:,} less in B, {greater:,} more"
 
-    def list_rows(self) -> list[list[str]]:
-        """Return rows of text, the header first, of at most `MAX_ROWS` pairs.
+    def list_values(self) -> list[list[Any]]:
+        """Return rows with whole values, the header first.
 
         Pairs that failed in one run or are missing in one come first, then the greatest differences of the first field.
         """
         names = list(dict.fromkeys(name for pair in self.pairs for name in pair.variables))
-        header = ["A", "B", *names]
-        for name in self.fields:
-            header += [f"{name} A", f"{name} B", "difference"]
-        rows = [[*header, ""]]
-        for pair in sorted(self.pairs, key=self._rank)[:MAX_ROWS]:
-            row = [_format_number(side and side.index) for side in pair.sides]
-            row += [format_cell(pair.variables.get(name, "")) for name in names]
+        titles = [f"{name} {part}" for name in self.fields for part in ("A", "B", "difference")]
+        taken = {"A", "B", "outcome", *titles}
+        variables = [f"variables.{name}" if name in taken else name for name in names]
+        rows: list[list[Any]] = [["A", "B", *variables, *titles, "outcome"]]
+        for pair in sorted(self.pairs, key=self._rank):
+            row: list[Any] = [None if side is None else side.index for side in pair.sides]
+            row += [pair.variables.get(name) for name in names]
             for name in self.fields:
-                row += map(_format_number, pair.read_field(name))
-            rows.append([*row, pair.describe()])
+                row += pair.read_field(name)
+            notes = ["worse" if self.is_worse(pair) else "", pair.describe()]
+            rows.append([*row, "; ".join(filter(None, notes))])
         return rows
+
+    def list_rows(self, limit: int = MAX_ROWS) -> list[list[str]]:
+        """Return the rows of `list_values` as text: the header, and at most `limit` pairs."""
+        rows: list[list[str]] = []
+        for *values, note in self.list_values()[: limit + 1]:
+            rows.append([*("" if value is None else format_cell(value) for value in values), note])
+        return rows
+
+    def __str__(self) -> str:
+        lines = [escape_text(f"{name}: {text}") for name, text in self.describe()]
+        rows = [[escape_text(cell) for cell in row] for row in self.list_rows(MAX_SHOWN_ROWS)]
+        return "\n".join([*lines, align_rows(rows)])
 
     def _rank(self, pair: Pair) -> tuple[int, float]:
         """Return a sort key: pairs with a result in one run only, then the largest differences of the first field."""
@@ -134,35 +197,54 @@ class Comparison:
                 fields[name] = {"a": _keep_finite(first), "b": _keep_finite(second)}
                 fields[name]["difference"] = _keep_finite(difference)
         line: dict[str, Any] = {"variables": pair.variables, "a": None, "b": None, "fields": fields}
+        line["worse"] = self.is_worse(pair)
         for name, side in zip("ab", pair.sides, strict=True):
             if side is not None:
                 line[name] = {"index": side.index, "status": side.status, "error": side.error}
         return line
 
 
-def _format_number(number: float | None) -> str:
-    return "" if number is None else format_cell(number)
-
-
 def _keep_finite(number: float | None) -> float | None:
     return number if number is not None and math.isfinite(number) else None
+
+
+def compare(a: str | Report[Any], b: str | Report[Any], by: str | Sequence[str] | None = None) -> Comparison:
+    """Compare two runs, whose executions are joined by their variables. This needs no server.
+
+    Args:
+        a: The report of the first run, or the run's id, its name, or the path or location of its results.
+        b: The second run.
+        by: The variable, or the variables, whose values name an input. The samples of an input are combined, and other
+            variables may differ. Default: the executions with the same variables are joined.
+
+    Returns:
+        The comparison.
+
+    Raises:
+        ConfigurationError: There is no such run, or an execution lacks a variable.
+    """
+    paths = [run.results_path if isinstance(run, Report) else run for run in (a, b)]
+    first, second = (replace(open_run_ledger(path), by=by) for path in paths)
+    return compare_runs(first, second)
 
 
 def compare_runs(first: LedgerReader, second: LedgerReader) -> Comparison:
     """Join the executions of two runs by their variables.
 
     Executions with the same variables are joined in their order. If a run has repeats, each group counts once in both
-    runs, with the aggregate of its fields.
+    runs, with the aggregate of its fields. If the readers have `by`, each of their rows counts once.
     """
-    specs = [reader.records[-1].report_spec for reader in (first, second)]
+    specs = [reader.spec for reader in (first, second)]
     has_repeats = any(spec.repeats is not None for spec in specs)
     first_sides, second_sides = (_read_sides(reader, has_repeats=has_repeats) for reader in (first, second))
     pairs = [Pair(side.variables, (side, second_sides.get(key))) for key, side in first_sides.items()]
     pairs += [Pair(side.variables, (None, side)) for key, side in second_sides.items() if key not in first_sides]
     submitted = dict.fromkeys(name for pair in pairs for side in pair.sides if side for name in side.numbers)
-    objectives = [item.name for spec in specs for item in spec.objectives if item.name in submitted]
-    fields = list(dict.fromkeys([*objectives, *submitted]))  # each name once
-    return Comparison(pairs, fields)
+    objectives = [item for spec in specs for item in spec.objectives] or [Objective(PASSED, "maximize")]
+    goals = [item for item in objectives if item.name in submitted]
+    fields = list(dict.fromkeys([*(item.name for item in goals), *submitted]))  # each name once
+    signs = [1 if item.direction == "minimize" else -1 for item in goals]
+    return Comparison(pairs, fields, signs[0] if signs else 0)
 
 
 def _read_sides(reader: LedgerReader, *, has_repeats: bool) -> dict[tuple[str, int], Side]:
@@ -170,7 +252,7 @@ def _read_sides(reader: LedgerReader, *, has_repeats: bool) -> dict[tuple[str, i
 
     With `has_repeats`, one of the runs has repeats, and the variable with the number of the repeat does not count.
     """
-    spec = reader.records[-1].report_spec
+    spec = reader.spec
     sides: list[tuple[str, Side]] = []
     for outcome in group_outcomes(reader.read_outcomes(), spec):
         variables = dict(outcome.meta.variables)
@@ -204,8 +286,9 @@ def _list_numbers(outcome: Outcome, spec: ReportSpec) -> dict[str, float]:
         return {}
     outputs, variables = outcome.outputs, outcome.meta.variables
     hidden: set[str] = set()
-    if spec.repeats is not None:
-        hidden = {f"{name}.{key}" for name in outputs for key in STATISTICS}
+    if spec.repeats is not None or spec.by:
+        hidden = {f"{name}.{key}" for name in outputs for key in (*STATISTICS, "sum")}
+        hidden |= {name for name in outputs if name.startswith("pass@")}
     hidden |= {name for name, value in outputs.items() if name in variables and variables[name] == value}
     numbers: dict[str, float] = {}
     for name, value in outputs.items():

@@ -1,7 +1,8 @@
 """A run's outcomes as a table for other programs: CSV, Parquet with pyarrow, and a DataFrame with pandas.
 
-A row is an execution, in order. A column is a variable, a submitted field, or another property of the execution. An
-export to a file keeps only some rows in memory: it reads the ledger once for the columns and once for the rows.
+A row is an execution, or an input with all its samples, in order. A column is a variable, a submitted field, or another
+property. An export to a file keeps only some rows in memory: it reads the ledger once for the columns and once for the
+rows.
 """
 
 import csv
@@ -25,18 +26,23 @@ FORMULA_BEGINNINGS = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20"
 
 
 def write_csv(reader: LedgerReader, path: Path, *, raw: bool = False) -> None:
-    """Write every outcome as CSV with a header: text as it is, other values as JSON. Raises OSError.
+    """Write every row as CSV with a header: text as it is, other values as JSON. Raises OSError.
 
     Unless `raw`, the file is for spreadsheets: it begins with a byte order mark, without which Excel misreads UTF-8,
     and text that is like a formula gets an apostrophe in front.
     """
-    columns = collect_columns(reader.read_outcomes())
+    columns = collect_columns(reader.read_rows())
+    rows = ([column.get_value(outcome) for _, column in columns] for outcome in reader.read_rows())
+    write_csv_rows(itertools.chain([[name for name, _ in columns]], rows), path, raw=raw)
+
+
+def write_csv_rows(rows: Iterable[list[Any]], path: Path, *, raw: bool) -> None:
+    """Write rows of values as CSV, the header first, as `write_csv` does. Raises OSError."""
     encoding = "utf-8" if raw else "utf-8-sig"
     with path.open("w", encoding=encoding, errors="replace", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow([_format_csv(name, raw=raw) for name, _ in columns])
-        for outcome in reader.read_outcomes():
-            writer.writerow([_format_csv(column.get_value(outcome), raw=raw) for _, column in columns])
+        for row in rows:
+            writer.writerow([_format_csv(value, raw=raw) for value in row])
 
 
 def _format_csv(value: Any, *, raw: bool) -> str:
@@ -49,7 +55,7 @@ def _format_csv(value: Any, *, raw: bool) -> str:
 
 
 def write_parquet(reader: LedgerReader, path: Path) -> None:
-    """Write every outcome as Parquet: lists of one type as lists, other nested values as JSON.
+    """Write every row as Parquet: lists of one type as lists, other nested values as JSON.
 
     Raises:
         ConfigurationError: pyarrow is not installed.
@@ -63,9 +69,9 @@ def write_parquet(reader: LedgerReader, path: Path) -> None:
             return pyarrow.list_(find_type(kind.removeprefix(LIST)))
         return types.get(kind, pyarrow.string())
 
-    columns = collect_columns(reader.read_outcomes())
+    columns = collect_columns(reader.read_rows())
     schema = pyarrow.schema([(name, find_type(column.type)) for name, column in columns])
-    outcomes = reader.read_outcomes()
+    outcomes = reader.read_rows()
     with pyarrow.parquet.ParquetWriter(path, schema) as writer:
         while rows := list(itertools.islice(outcomes, PARQUET_BATCH_ROWS)):
             arrays = [

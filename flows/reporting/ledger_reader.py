@@ -1,7 +1,7 @@
 """A reader of a flow run's ledger, also while the run is running. It needs no server, and little memory."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -14,8 +14,9 @@ from ...tasks.execution import with_index
 from ...tasks.ledger.ledger import Ledger
 from ...tasks.ledger.ledger_line import LedgerLine, LinePosition, count_usage, read_line
 from ...tasks.ledger.result_index import get_results_root
-from ...tasks.ledger.run_record import RunRecord, list_run_records, read_known_runs
+from ...tasks.ledger.run_record import ReportSpec, RunRecord, list_run_records, read_known_runs
 from ...tasks.repeats import Repeats, locate_execution
+from .groups import group_outcomes
 from .summary import RunSummary
 
 
@@ -35,6 +36,12 @@ class LedgerReader:
     ledger: Ledger
     records: list[RunRecord]  # the latest last; never empty
     asked_for: str | None = None  # the name of the run that the caller named; None if the caller named a path
+    by: str | Sequence[str] | None = None  # the variables whose values name a row; None: each execution has a row
+
+    @property
+    def spec(self) -> ReportSpec:
+        """The settings of the report."""
+        return self.records[-1].report_spec.group_by(self.by)
 
     @property
     def note(self) -> str:
@@ -56,6 +63,10 @@ class LedgerReader:
             line = read_line(positions[number])
             if line is not None:
                 yield with_index(line.to_outcome(), number, locate_execution(self._repeats, number))
+
+    def read_rows(self) -> Iterator[Outcome]:
+        """Yield the outcome of each execution, or with `by` of each input. All executions of an input take memory."""
+        return group_outcomes(self.read_outcomes(), self.spec) if self.by else self.read_outcomes()
 
     def find_outcome(self, number: int) -> Outcome:
         """Return the outcome of the execution with this number. Raises ConfigurationError if it is missing."""
@@ -110,7 +121,7 @@ class LedgerReader:
 
     def summarize(self) -> RunSummary:
         """Return the summary of the outcomes."""
-        summary = RunSummary.from_outcomes(self.read_outcomes(), self.records[-1].report_spec)
+        summary = RunSummary.from_outcomes(self.read_outcomes(), self.spec)
         summary.total_usage = count_usage(self.ledger.list_parts())
         return summary
 

@@ -26,7 +26,7 @@ class PassAtK:
         high: The upper end of the interval of 95 %.
         inputs: The number of inputs.
         samples: The number of samples of all inputs.
-        failures: The number of samples whose code failed. They count as not passed.
+        failures: The number of samples whose code failed. They did not pass, unless a check says so.
         unfinished: The number of executions that did not run to the end, for example because a sandbox was lost. They
             are no samples.
         is_hat: True for pass^k, where each sample must pass.
@@ -89,18 +89,6 @@ def pass_hat_k(
 
     An input with n samples, of which c passed, has the unbiased estimate C(c, k) / C(n, k) of Yao et al. 2024,
     "tau-bench" (arXiv:2406.12045). Samples, arguments, errors and the interval are those of `pass_at_k`.
-
-    Args:
-        outcomes: The outcomes of all executions.
-        k: The number of samples that must all pass.
-        field: The field that says whether a sample passed: true or false, or 1 or 0.
-        by: The variable, or the variables, that name the input of a sample. By default, all variables but `repeat`.
-
-    Returns:
-        The estimate.
-
-    Raises:
-        ConfigurationError: An input has fewer than k samples, or a sample lacks the field or a variable.
     """
     return _estimate(outcomes, k, field, by, is_hat=True)
 
@@ -115,9 +103,11 @@ def _estimate(
     counts: Counter[str] = Counter()
     for outcome in outcomes:
         status = get_status(outcome)
-        counts[status] += 1
-        if status != "unfinished":
-            verdicts.setdefault(_name_input(outcome, names), []).append(_has_passed(outcome, field))
+        if status == "unfinished":
+            counts["unfinished"] += 1
+            continue
+        counts["failed"] += status == "failed" or bool((outcome.meta.judged or {}).get("error"))
+        verdicts.setdefault(name_input(outcome, names), []).append(_has_passed(outcome, field))
     unfinished = _describe_unfinished(counts["unfinished"])
     if not verdicts:
         raise ConfigurationError(f"there are no samples{unfinished}: run at least k for each input")
@@ -133,11 +123,16 @@ def _estimate(
         if is_hat:
             estimates.append(math.comb(passed, k) / math.comb(count, k))
         else:
-            estimates.append(1.0 - math.comb(count - passed, k) / math.comb(count, k))
+            estimates.append(estimate_pass_at_k(count, passed, k))
     value = math.fsum(estimates) / len(estimates)
     low, high = _compute_interval(estimates, value)
     sample_count = sum(map(len, verdicts.values()))
     return PassAtK(k, value, low, high, len(verdicts), sample_count, counts["failed"], counts["unfinished"], is_hat)
+
+
+def estimate_pass_at_k(count: int, passed: int, k: int) -> float:
+    """Return the estimate of pass@k for an input with `count` samples, at least k, of which some passed."""
+    return 1.0 - math.comb(count - passed, k) / math.comb(count, k)
 
 
 def _name_estimate(k: int, is_hat: bool) -> str:
@@ -148,7 +143,7 @@ def _describe_unfinished(count: int) -> str:
     return f", without {count} that did not run to the end" if count else ""
 
 
-def _name_input(outcome: Outcome, names: Sequence[str] | None) -> str:
+def name_input(outcome: Outcome, names: Sequence[str] | None) -> str:
     """Return a text that names the input of a sample. Raises ConfigurationError if the sample lacks a variable."""
     variables = outcome.meta.variables
     if names is None and outcome.meta.group is not None:

@@ -31,20 +31,20 @@ class ReportContent:
     """The content of a report for its templates. The first item of each list of rows is the header."""
 
     title: str
-    origin: list[list[str]]  # how the run was made; empty if the record does not say it
-    code: list[tuple[str, str]]  # names and texts of the run's code
     noun: str  # the flow's word for an execution
     figures: list[list[str]]  # names and values
-    charts: list[tuple[str, str]]  # titles and SVG
-    fields: list[tuple[str, str]]  # the fields of a single result, as texts
     table_title: str
     rows: list[list[str]]  # empty without executions
-    notes: list[str]  # sentences below the table
-    shown: list[Meta]  # executions with displays or files
-    shown_count: int  # number of such executions, including those that `shown` omits
-    failures: list[list[str]]  # the table of failures; empty without failures
-    full_failures: list[tuple[str, str]]  # a title and a text for each failure that is shown in full
-    other_failures: int  # failures that neither of them counts
+    notes: Sequence[str] = ()  # sentences below the table
+    origin: Sequence[list[str]] = ()  # how the run was made; empty if the record does not say it
+    code: Sequence[tuple[str, str]] = ()  # names and texts of the run's code
+    charts: Sequence[tuple[str, str]] = ()  # titles and SVG
+    fields: Sequence[tuple[str, str]] = ()  # the fields of a single result, as texts
+    shown: Sequence[Meta] = ()  # executions with displays or files
+    shown_count: int = 0  # number of such executions, including those that `shown` omits
+    failures: Sequence[list[str]] = ()  # the table of failures; empty without failures
+    full_failures: Sequence[tuple[str, str]] = ()  # a title and a text for each failure that is shown in full
+    other_failures: int = 0  # failures that neither of them counts
 
 
 def build_report(
@@ -59,13 +59,14 @@ def build_report(
     """
     record, spec, displays = records[-1], summary.spec, summary.displays
     table_title = f"{spec.noun}s".capitalize()
+    if spec.by:
+        table_title += f" by {' and '.join(spec.by)}"
     if summary.best.result is not None:
         table_title += ", the best first"
     rows = summary.build_rows(shows_usage=summary.cpu_seconds is not None)
-    row_count = summary.done if spec.repeats is None else spec.repeats.groups
     notes: list[str] = []
-    if row_count > MAX_ROWS:
-        notes.append(f"{row_count - MAX_ROWS:,} more are in the ledger.")
+    if summary.row_count > MAX_ROWS:
+        notes.append(f"{summary.row_count - MAX_ROWS:,} more are in the ledger.")
     if summary.table.columns.is_cut:
         notes.append("Some variables or fields have no column here; the ledger has all.")
     reasons = summary.failures.sort()
@@ -126,6 +127,8 @@ def build_summary_rows(
     if spec.repeats is not None:
         ran = f"each of {spec.repeats.groups:,} {spec.noun}s ran {spec.repeats.count:,} times"
         rows.append(["Repeats", f"{ran}. {describe_repeats(spec, summary.incomplete)}"])
+    if spec.by:
+        rows.append(["Rows", describe_repeats(spec, 0)])
     missing = record.total - summary.done
     if missing > 0:
         rows.append(["Missing", f"{missing:,} have no result{WHY_MISSING[record.get_status()]}"])

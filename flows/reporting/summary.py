@@ -109,6 +109,7 @@ class RunSummary:
     infeasible: int = 0  # trials with scores that violate a constraint
     not_run: int = 0
     unfinished: int = 0  # executions that did not run to the end, so rates leave them out
+    row_count: int = 0  # executions, or groups of them
     incomplete: int = 0  # groups of repeats whose numbers are from fewer repeats than the run has
     silent: int = 0  # executions that succeeded without a call of SUBMIT
     passed: int = 0  # executions whose check submitted `passed` as true
@@ -197,7 +198,7 @@ class RunSummary:
         self.not_run += isinstance(failure.error, NotRun)
         if get_status(failure) == "unfinished":
             self.unfinished += 1
-        elif len(self.failed_indexes) < MAX_POINTS:
+        elif len(self.failed_indexes) < MAX_POINTS and not self.spec.by:
             group = failure.meta.group
             self.failed_indexes.append(index if group is None else group)
 
@@ -261,6 +262,7 @@ class RunSummary:
 
     def _add_row(self, index: int, outcome: Outcome) -> None:
         """Add the row and the points of an execution, or of a group of repeats."""
+        self.row_count += 1
         self.incomplete += is_incomplete(outcome, self.spec)
         self.table.add(index, outcome)
         if isinstance(outcome, Result):

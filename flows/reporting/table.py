@@ -12,7 +12,7 @@ from ...sandbox.result import Failure, Outcome
 from ...tasks.ledger.run_record import ReportSpec
 from .best_trials import compute_losses, is_score, read_scores
 from .columns import COLUMNS, INDEX, OUTCOME, OUTPUTS, VARIABLES, Column, Columns, Key, Tables, get_values
-from .groups import list_hidden_fields
+from .groups import PASSED, list_hidden_fields
 
 EXIT_NOTE = "ended by sys.exit before SUBMIT"  # the note of a result without fields
 BEST_MARK, PARETO_MARK = MARKS = "best", "Pareto"  # notes of the best trial, and of the trials on a Pareto front
@@ -69,6 +69,9 @@ class OutcomeTable:
             # A field that equals its variable in this row may differ from it in a later row, and get a column then.
             if name in shown_fields or name in shown_variables:
                 cells[OUTPUTS, name] = _shorten(value)
+        passed, samples = (fields.get(f"{PASSED}.{key}") for key in ("sum", "count"))
+        if outcome.meta.group is not None and passed is not None and samples is not None:
+            cells[OUTPUTS, PASSED] = _shorten(f"{passed} of {samples}")
         self._rows.append((rank, cells))
         if self._max_rows is not None and len(self._rows) > 2 * self._max_rows:
             self._rows = self._sort_rows()

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...sandbox.errors import ConfigurationError
@@ -75,7 +75,8 @@ def read_start(start: Any, space: SearchSpace, spec: ReportSpec, aggregate: Aggr
             is_pruned = row.get("pruned") is True and "pruned" not in space.names
             result = Result(outputs, Meta(variables=point.variables, pruned=is_pruned))
             results.setdefault(key, []).append(result)
-    known = tuple(group[0] if len(group) == 1 else aggregate_group(group, 0, aggregate) for group in results.values())
+    spec = replace(spec, aggregate=aggregate)
+    known = tuple(group[0] if len(group) == 1 else aggregate_group(group, 0, spec) for group in results.values())
     return StartRows(tuple(points), known, left_out)
 
 

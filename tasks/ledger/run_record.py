@@ -8,7 +8,7 @@ import math
 import os
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -52,6 +52,7 @@ class ReportSpec:
     repeats: Repeats | None = None  # With repeats, each group of executions counts as one.
     aggregate: Aggregate = "mean"  # combines the objectives of a group
     constraints: tuple[str, ...] = ()  # the fields that are at most 0 in a feasible trial
+    by: tuple[str, ...] = ()  # Executions with the same values of these variables count as one, instead of `repeats`.
 
     @property
     def objective(self) -> str | None:
@@ -66,6 +67,11 @@ class ReportSpec:
     def with_repeats(self, count: int | None, groups: int, aggregate: Aggregate = "mean") -> Self:
         """Return the spec of a run that repeats each of its groups, or this spec if `count` is None."""
         return self if count is None else replace(self, repeats=Repeats(count, groups), aggregate=aggregate)
+
+    def group_by(self, names: str | Sequence[str] | None) -> Self:
+        """Return the spec of a report with a row for each combination of these variables' values."""
+        by = (names,) if isinstance(names, str) else tuple(names or ())
+        return replace(self, by=by, repeats=None) if by else self
 
     def build_record_fields(self) -> dict[str, Any]:
         """Return the spec as fields of a `RunRecord`. `RunRecord.report_spec` reads them."""

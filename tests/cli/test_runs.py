@@ -1,7 +1,10 @@
 """Runs as things: `rlm-batch runs`, the names that `report` takes, two runs compared, and `rlm-batch prune`."""
 
+import csv
 import json
+import math
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -11,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from rlm_batch import CodeError, Failure, Result, SandboxLost
+from rlm_batch import CodeError, Failure, Result, SandboxLost, compare, load_report
 from rlm_batch.flows.inputs.spilling import spill_text
+from rlm_batch.flows.reporting.comparison import Comparison, Pair, Side
 from rlm_batch.sandbox.meta import Meta
 from rlm_batch.sandbox.result import Outcome
 from rlm_batch.tasks.ledger.ledger import Ledger
@@ -174,7 +178,7 @@ def test_two_runs_are_joined_by_their_variables(root: Path, run: Run) -> None:
     assert "loss: mean 1 to 0.5, difference -0.5; of 1, 1 less in B, 0 more" in done.stderr
     assert "passed: mean 0 to 1, difference 1; of 1, 0 less in B, 1 more" in done.stderr
     header, *rows = done.stdout.splitlines()
-    assert " ".join(header.split()) == "A B x loss A loss B difference passed A passed B difference"
+    assert " ".join(header.split()) == "A B x loss A loss B loss difference passed A passed B passed difference outcome"
     assert [" ".join(row.split()) for row in rows] == [
         "1 1 1 2 failed in A: CodeError: no",
         "2 2 5 only in A",
@@ -203,6 +207,114 @@ def test_a_run_with_repeats_is_compared_by_its_groups(root: Path, run: Run) -> N
     )
     assert pair["fields"] == {"loss": {"a": 1.5, "b": 4.0, "difference": 2.5}}
     assert (only["variables"], only["b"]) == ({"x": 0}, None)
+
+
+def make_samples(prompt: str, verdicts: dict[str, str], **fields: Any) -> list[Outcome]:
+    """Return the samples of questions: `+` passed, `-` did not pass, `!` failed."""
+    outcomes: list[Outcome] = []
+    for question, text in verdicts.items():
+        for verdict in text:
+            meta = Meta(index=len(outcomes), variables={"question": question, "prompt": prompt})
+            result = Result({"passed": verdict == "+", **fields}, meta)
+            outcomes.append(Failure(CodeError("no"), meta) if verdict == "!" else result)
+    return outcomes
+
+
+def test_runs_with_different_prompts_are_joined_by_the_question(
+    root: Path, run: Run, refused: Callable[..., str], tmp_path: Path
+) -> None:
+    make_run(root / "a", "first", make_samples("Add.", {"1+1": "++", "2+2": "++-!", "3+3": "--", "=4": "+-"}, A=1))
+    make_run(root / "b", "second", make_samples("Think.", {"1+1": "++", "2+2": "-", "3+3": "+-", "=4": "--"}, A=2))
+    assert "10 only in A, 7 only in B" in run("report", "first", "second").stderr
+    page, table, raw = (tmp_path / name for name in ("page.html", "table.csv", "raw.csv"))
+    done = run("report", "first", "second", "--by", "question", "--html", page, "--csv", table)
+    assert done.returncode == 0, done.stderr
+    # The differences are 0, -0.5, 0.5 and -0.5: their mean is -0.125 and its standard error 0.2394.
+    value, half = -0.125, 3.182 * 0.23936
+    comparison = compare(str(root / "a"), str(root / "b"), by="question")
+    assert comparison.compute_interval("passed") == pytest.approx((value - half, value + half), rel=0.02)
+    assert comparison.compute_interval("A") is None, "all differences are equal"
+    assert [pair.variables["question"] for pair in comparison.worse] == ["2+2", "=4"]
+    lines = done.stderr.splitlines()
+    assert "Pairs: 4 in both" in lines
+    assert "Worse in B: question=2+2; question==4" in lines
+    assert any(line.startswith("passed: mean 0.5 to 0.375, difference -0.125 (95 %: -0.89") for line in lines)
+    titles = [
+        "A",
+        "B",
+        "question",
+        "passed A",
+        "passed B",
+        "passed difference",
+        "A A",
+        "A B",
+        "A difference",
+        "outcome",
+    ]
+    assert comparison.list_rows()[0] == titles
+    text = page.read_text()
+    assert all(f"<th>{title}</th>" in text for title in titles)
+    assert text.count("<td>worse</td>") == 2
+    assert "question=2+2; question==4" in text
+    with table.open(newline="", encoding="utf-8-sig") as file:
+        rows = [*csv.DictReader(file)]
+    assert [*rows[0]] == titles
+    assert {row["question"]: row["passed difference"] for row in rows} == {
+        "1+1": "0.0", "2+2": "-0.5", "3+3": "0.5", "'=4": "-0.5",
+    }  # fmt: skip
+    assert [row["question"] for row in rows if row["outcome"] == "worse"] == ["2+2", "'=4"]
+    shown = run("report", "first", "second", "--by", "question", "--json", "--raw-csv", "--csv", raw).stdout
+    objects = [json.loads(line) for line in shown.splitlines()]
+    assert [(item["variables"]["question"], item["worse"]) for item in objects] == [
+        ("1+1", False), ("2+2", True), ("3+3", False), ("=4", True),
+    ]  # fmt: skip
+    assert "\n=4," not in raw.read_text()
+    assert ",=4," in raw.read_text()
+    assert "execution 0 has no variable 'task': it has question, prompt" in refused("report", "a", "b", "--by", "task")
+    for option in ("--usage", "--parquet=x", "--messages=x", "--show-output", "--execution=1"):
+        assert "takes only --by, --csv, --html, --json and --raw-csv" in refused("report", "a", "b", option)
+
+
+@pytest.mark.parametrize(("freedom", "quantile"), [(2, 4.303), (3, 3.182), (4, 2.776), (9, 2.262), (29, 2.045)])
+def test_the_interval_of_a_difference_is_students(freedom: int, quantile: float) -> None:
+    values = [float(number % 5) + number / 100 for number in range(freedom + 1)]
+    pairs = [
+        Pair({"x": number}, (Side(number, {}, "succeeded", {"y": 1.0}, None), Side(number, {}, "", {"y": value}, None)))
+        for number, value in enumerate(values)
+    ]
+    interval = Comparison(pairs, ["y"]).compute_interval("y")
+    assert interval is not None
+    half = (interval[1] - interval[0]) / 2
+    exact = quantile * statistics.stdev(values) / math.sqrt(len(values))
+    assert exact <= half * 1.001
+    assert half <= exact * 1.05
+    assert sum(interval) / 2 == pytest.approx(statistics.mean(values) - 1)
+    assert Comparison(pairs[:2], ["y"]).compute_interval("y") is None
+
+
+def test_a_pair_is_worse_by_the_objective_or_because_it_failed(root: Path) -> None:
+    failed = Failure(CodeError("no"), Meta(index=2, variables={"variables": 0, "outcome": 2}))
+    first = [make_trial(number, {"variables": 0, "outcome": number}, loss=1.0, passed=True) for number in range(3)]
+    second = [
+        make_trial(0, {"variables": 0, "outcome": 0}, loss=2.0, passed=True),
+        make_trial(1, {"variables": 0, "outcome": 1}, loss=0.5, passed=False),
+        failed,
+    ]
+    for maximize, worse in ((False, [0, 2]), (True, [1, 2])):
+        options: dict[str, Any] = {"objective": "loss", "direction": "maximize" if maximize else "minimize"}
+        paths = [root / f"{name}-{maximize}" for name in "ab"]
+        make_run(paths[0], f"first-{maximize}", first, **options)
+        make_run(paths[1], f"second-{maximize}", second, **options)
+        comparison = compare(load_report(str(paths[0])), load_report(str(paths[1])))
+        assert [pair.variables["outcome"] for pair in comparison.worse] == worse
+        header, *rows = comparison.list_rows()
+        assert len({*header}) == len(header)
+        assert header[:4] == ["A", "B", "variables", "variables.outcome"]
+        assert rows[0][-1] == "worse; failed in B: CodeError: no"
+        assert str(comparison).splitlines()[0] == "Pairs: 3 in both, 1 failed only in B"
+    unknown = [make_trial(0, {"x": 0}, loss=1.0)]
+    make_run(root / "c", "third", unknown)
+    assert "Worse" not in str(compare("third", "third"))
 
 
 def test_old_runs_are_deleted_and_others_stay(root: Path, run: Run, tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def test_a_row_of_repeats_has_the_aggregate_of_their_seconds_and_the_greatest_pe
     named = Result({"a": "x", "a.count": "many"}, Meta(index=0, group=0, repeat=0))
     assert not is_incomplete(named, ReportSpec().with_repeats(2, 1))  # Code chooses the names of fields.
     for members in (outcomes, [*outcomes, lost]):
-        row = aggregate_group(members, 0, "mean")
+        row = aggregate_group(members, 0, ReportSpec())
         assert (row.meta.seconds, row.meta.cpu_seconds, row.meta.peak_mib) == (1.0, 1.5, 10.0)
 
 

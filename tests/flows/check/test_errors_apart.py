@@ -70,7 +70,7 @@ async def test_sixty_samples_with_time_outs_lost_sandboxes_and_crashes_are_count
         assert estimate.value == pytest.approx(sum(any_passed) / 12)
         assert hat.value == pytest.approx(sum(all_passed) / 12)
         assert (estimate.inputs, estimate.samples, estimate.unfinished) == (12, 55, 5)
-        assert str(estimate).endswith("12 inputs, 55 samples, without 5 that did not run to the end)")
+        assert str(estimate).endswith("12 inputs, 55 samples, 10 failed, without 5 that did not run to the end)")
     # Of the 12 inputs, these shares of the samples that ran to the end passed.
     shares = [5 / 5, 4 / 5, 3 / 5, 2 / 4, 1 / 5, 0 / 5, 2 / 3, 2 / 5, 2 / 5, 3 / 5, 2 / 4, 4 / 4]
     assert report.pass_at_k(1, by="task").value == pytest.approx(sum(shares) / 12)
