@@ -35,6 +35,7 @@ from ..blocks.storage.location import PathOrLocation
 from ..blocks.worker_consent import is_deployment_run
 from ..sandbox.driver_settings import PREPARE_TIMEOUT_SECONDS, Preparation
 from ..sandbox.errors import ConfigurationError
+from ..tasks.host_tools import TOOL_TIMEOUT_SECONDS
 from .inputs.conversion import (
     Code,
     Content,
@@ -264,6 +265,12 @@ class CommonParameters(RunParameters):
         ),
         CommandLineForm("tools", "Host function that code can call."),
     ] = field(default_factory=dict)
+    tool_timeout: Annotated[
+        float | None,
+        Field(
+            gt=0, description="Seconds for each call of a tool; none for no limit, as for a tool that asks a person."
+        ),
+    ] = TOOL_TIMEOUT_SECONDS
     retry_code_errors: Annotated[bool, Field(description="Also retry executions whose code failed or timed out.")] = (
         False
     )
@@ -467,7 +474,7 @@ SANDBOX, LIMITS, FAILURES, RESULTS, MODEL = "Sandbox", "Limits", "Failures", "Re
 GROUPS = {
     SANDBOX: (
         *("provider", "provider_options", "secrets", "python_path", "mounts"),
-        *("prepare", "prepare_timeout", "prepare_seed", "tools"),
+        *("prepare", "prepare_timeout", "prepare_seed", "tools", "tool_timeout"),
     ),
     LIMITS: ("max_workers", "timeout", "deadline", "reuse_sandboxes", "executions_per_task", "shards"),
     FAILURES: ("retries", "retry_code_errors", "idempotent", "on_failure", "max_failures", "keep_failed"),

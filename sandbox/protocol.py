@@ -458,13 +458,24 @@ def _describe_unfinished(body: bytes) -> str:
 
 
 def encode_value(name: str, value: Any) -> bytes:
-    """Encode the reply for a value that a tool returned. The code gets a TypeError if the value is not JSON."""
+    """Encode the reply for a value that a tool returned: JSON, or an object that can become JSON, such as a table.
+
+    The code gets a TypeError for another value.
+    """
     try:
         return encode_fields({"value": value})
     except NotJsonError as error:
-        return encode_exception(TypeError(f"{name} returned no JSON: {error}"))
+        problem = error
     except BaseException as error:  # noqa: BLE001 - such as a MemoryError, which the code handles
         return encode_exception(error)
+    from .requests.data_frames import list_table_rows
+    from .requests.object_values import convert_object
+
+    try:
+        rows = list_table_rows("the result", value)
+        return encode_fields({"value": convert_object(value, is_returned=True) if rows is None else rows})
+    except Exception:  # noqa: BLE001 - methods of the object may raise anything
+        return encode_exception(TypeError(f"{name} returned no JSON: {problem}"))
 
 
 def encode_exception(error: BaseException) -> bytes:

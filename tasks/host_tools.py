@@ -6,7 +6,7 @@ import importlib
 import inspect
 import keyword
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from ..blocks.worker_consent import check_tool
@@ -14,7 +14,7 @@ from ..sandbox.errors import ConfigurationError
 from ..sandbox.requests.function_code import PROVIDED_NAMES
 from ..sandbox.thread_pool import ThreadPool
 
-TOOL_TIMEOUT_SECONDS = 60.0  # seconds for one call; the end of the execution ends the call too
+TOOL_TIMEOUT_SECONDS: float = 60  # default seconds for one call; the end of the execution ends the call too
 IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 Tool = Callable[..., Any]
@@ -29,9 +29,7 @@ def name_tools(tools: Mapping[str, Any]) -> dict[str, str]:
     """
     tools_as_json: dict[str, str] = {}
     for name, tool in tools.items():
-        is_identifier = name.isidentifier() and not keyword.iskeyword(name)
-        if not is_identifier or name in PROVIDED_NAMES:
-            raise ConfigurationError(f"the tool {name!r} has a name that code cannot use, or has already: rename it")
+        check_tool_name(name)
         tools_as_json[name] = name_function(f"the tool {name!r}", tool)
     return tools_as_json
 
@@ -53,11 +51,21 @@ def name_function(role: str, function: Any) -> str:
     )
 
 
-def load_tools(tools: Mapping[str, str]) -> dict[str, Tool]:
-    """Return the functions, each with a time limit for a call. Raises ConfigurationError if one cannot be imported."""
+def check_tool_name(name: str, taken: Collection[str] = ()) -> None:
+    """Raise ConfigurationError if code cannot call a tool by this name, or the name is that of something else."""
+    is_identifier = name.isidentifier() and not keyword.iskeyword(name)
+    if not is_identifier or name in PROVIDED_NAMES or name in taken:
+        raise ConfigurationError(f"the tool {name!r} has a name that code cannot use, or has already: rename it")
+
+
+def load_tools(tools: Mapping[str, str], timeout: float | None = TOOL_TIMEOUT_SECONDS) -> dict[str, Tool]:
+    """Return the functions, each with a time limit for a call in seconds.
+
+    Raises ConfigurationError if one cannot be imported.
+    """
     functions: dict[str, Tool] = {}
     for name, path in name_tools(tools).items():
-        functions[name] = _limit_seconds(name, load_function(f"the tool {name!r}", path))
+        functions[name] = _limit_seconds(name, load_function(f"the tool {name!r}", path), timeout)
     return functions
 
 
@@ -82,12 +90,12 @@ def load_function(role: str, path: str) -> Tool:
     return tool
 
 
-def _limit_seconds(name: str, tool: Tool) -> Tool:
+def _limit_seconds(name: str, tool: Tool, seconds: float | None) -> Tool:
     """Return the tool with a time limit for calls. A call in a thread continues after the limit, but is ignored."""
 
     @functools.wraps(tool)  # A recursive model reads the signature and the docstring.
     async def call(*args: Any, **kwargs: Any) -> Any:
-        limit = asyncio.timeout(TOOL_TIMEOUT_SECONDS)
+        limit = asyncio.timeout(seconds)
         try:
             async with limit:
                 if inspect.iscoroutinefunction(tool):
@@ -97,6 +105,6 @@ def _limit_seconds(name: str, tool: Tool) -> Tool:
         except TimeoutError:
             if not limit.expired():
                 raise
-            raise TimeoutError(f"{name} took more than {TOOL_TIMEOUT_SECONDS:g} s: ask it for less") from None
+            raise TimeoutError(f"{name} took more than {seconds:g} s: ask it for less") from None
 
     return call

@@ -25,6 +25,7 @@ from ..sandbox.result import Failure, Outcome, Result
 from ..sandbox.sessions.async_interpreter import AsyncInterpreter
 from ..sandbox.wire.context_shape import MAX_INLINE_CHARACTERS, describe_context
 from ..sandbox.wire.strict_json import NotJsonError
+from .host_tools import check_tool_name
 from .ledger.conversation_ledger import ConversationLedger
 
 if TYPE_CHECKING:
@@ -103,6 +104,8 @@ class RlmSession:
         keywords: dict[str, Any],
         results_path: PathOrLocation | None = None,
     ) -> None:
+        for name in keywords.get("tools") or ():
+            check_tool_name(name, taken=("context", "history"))
         self.answers: list[SessionAnswer] = []
         self._ledger = None if results_path is None else ConversationLedger(results_path)
         self._provider = provider

@@ -261,7 +261,7 @@ async def make_run(options: Options, plan: Plan, provider: SandboxProvider | Non
         provider=provider.with_expectations(sandboxes=sandbox_count, keeps_failed=options.keep_failed),
         preparation=options.preparation,
         check=None if options.check_code is None else Check(options.check_code),
-        tools=await asyncio.to_thread(load_tools, tools),
+        tools=await asyncio.to_thread(load_tools, tools, options.tool_timeout),
     )
     if options.language_model is not None:
         run.model_access = await open_model_access(

@@ -15,12 +15,12 @@ from ...blocks.host_files.mounts import locate_mounts
 from ...blocks.host_files.python_path import locate_directories
 from ...blocks.registry import name_provider
 from ...sandbox.errors import ConfigurationError
+from ...sandbox.requests.data_frames import list_table_rows
 from ...sandbox.requests.execution_request import check_patterns
 from ...sandbox.requests.function_code import convert_code
 from ...sandbox.wire.strict_json import NotJsonError, convert_fields
 from ...tasks.host_tools import name_function, name_tools
 from ..search.space import check_pairs
-from .data_frames import list_table_rows
 from .readers import normalize_chunk_ids
 
 DATA_SUFFIX = re.compile(r"\.(?:csv|tsv|jsonl|ndjson|json|parquet)(?:\.gz|\.zst)?$", re.IGNORECASE)

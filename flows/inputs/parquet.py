@@ -9,8 +9,8 @@ from urllib.parse import unquote
 
 from ...blocks.storage.location import PathOrLocation
 from ...sandbox.errors import ConfigurationError
+from ...sandbox.requests.data_frames import check_column_names, list_arrow_rows
 from .cells import WHOLE, WHOLE_DIGITS
-from .data_frames import check_column_names, list_arrow_rows
 from .file_patterns import match_files, open_file
 from .tables import DataFile, check_expansion
 

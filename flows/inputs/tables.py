@@ -14,10 +14,10 @@ from typing import Any, BinaryIO
 
 from ...blocks.storage.location import Location, PathOrLocation
 from ...sandbox.errors import ConfigurationError
+from ...sandbox.requests.data_frames import check_column_names
 from ...sandbox.requests.json_text import JSON, RepeatedKeyError
 from ...sandbox.wire.names import add_article
 from .cells import READERS, ColumnType, list_fitting_types, read_cell
-from .data_frames import check_column_names
 from .host_paths import pin_file
 
 ProgressReport = Callable[[str], None]  # takes a line for a person

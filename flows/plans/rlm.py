@@ -13,6 +13,7 @@ from ...sandbox.errors import ConfigurationError
 from ...sandbox.queries.answer_type import AnswerType
 from ...sandbox.queries.recursive_model import RecursionSettings
 from ...tasks.execution import Execution, Upload
+from ...tasks.host_tools import check_tool_name
 from ...tasks.ledger.run_record import ReportSpec
 from ..inputs.contexts import CONTEXT_COLUMNS, ContextReader, find_context
 from ..inputs.conversion import AnswerTypeText, ContextValue, Items, ModelText, PathText, TurnFunction, Variables
@@ -187,6 +188,8 @@ class RlmParameters(RlmOptions, FlowParameters[RlmAnswer | RlmAnswers]):
             answer_type = AnswerType.read(values["output_type"])
             values["output_type"] = answer_type.schema
         parameters = super().parse(values)
+        for name in parameters.tools or ():
+            check_tool_name(name, taken=("query", "context"))  # variables of the code that asks the questions
         # JSON has only the schema of a class. In this process answers become instances of it.
         object.__setattr__(parameters, "_answer_type", answer_type)
         return parameters

@@ -1,14 +1,22 @@
 """Host tools: functions of the host that a flow's code calls."""
 
 import asyncio
+import datetime
+import math
 import os
+import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pandas
+import polars
 import pytest
+from pydantic import BaseModel
 
-from rlm_batch import ConfigurationError, batch, load_report, sequence
+from rlm_batch import ConfigurationError, batch, load_report, open_rlm, rlm, sequence
 from rlm_batch.sandbox.outcomes.outcome_json import outcome_to_json
 from rlm_batch.tasks import host_tools
 
@@ -45,11 +53,65 @@ async def test_code_calls_host_tools_and_the_calls_are_counted(tmp_path: Path):
     assert "tool_calls" not in outcome_to_json(steps[1])["meta"]
 
 
-async def test_a_tool_timeout_raises_in_the_code(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(host_tools, "TOOL_TIMEOUT_SECONDS", 0.1)
+async def test_a_tool_timeout_raises_in_the_code():
     code = "try:\n    wait()\nexcept TimeoutError as error:\n    SUBMIT(str(error))"
-    (result,) = await batch([code], tools={"wait": asyncio.Event().wait})
+    (result,) = await batch([code], tools={"wait": asyncio.Event().wait}, tool_timeout=0.1)
     assert result.output == "wait took more than 0.1 s: ask it for less"
+
+
+async def test_a_tool_without_a_limit_may_ask_a_person(monkeypatch: pytest.MonkeyPatch):
+    async def ask_person() -> str:
+        await asyncio.sleep(1)
+        return "yes"
+
+    monkeypatch.setattr(host_tools, "TOOL_TIMEOUT_SECONDS", 0.1)
+    (result,) = await batch(["SUBMIT(ask_person())"], tools={"ask_person": ask_person}, tool_timeout=None)
+    assert result.output == "yes"
+    with pytest.raises(ConfigurationError, match="tool_timeout"):
+        await batch(["SUBMIT(1)"], tool_timeout=0)
+
+
+class Customer(BaseModel):
+    name: str
+    since: datetime.date
+
+
+@dataclass
+class Price:
+    amount: Decimal
+    tags: set[str]
+
+
+RETURNED: list[tuple[Any, Any]] = [
+    (Customer(name="Ann", since=datetime.date(2024, 2, 29)), {"name": "Ann", "since": "2024-02-29"}),
+    ([Price(Decimal("1.10"), {"b", "a"})], [{"amount": "1.10", "tags": ["a", "b"]}]),
+    ({"at": datetime.datetime(2024, 1, 2, 3, 4, tzinfo=datetime.UTC)}, {"at": "2024-01-02T03:04:00Z"}),
+    (pandas.DataFrame({"id": [1, 2], "late": [None, 0.5]}), [{"id": 1, "late": None}, {"id": 2, "late": 0.5}]),
+    (polars.DataFrame({"id": [1], "day": [datetime.date(2024, 1, 2)]}), [{"id": 1, "day": "2024-01-02"}]),
+    (uuid.UUID(int=1), "00000000-0000-0000-0000-000000000001"),
+]
+
+
+async def test_objects_that_tools_return_become_json():
+    tools = {f"get_{number}": lambda value=value: value for number, (value, _) in enumerate(RETURNED)}
+    code = f"SUBMIT([{', '.join(f'{name}()' for name in tools)}])"
+    (result,) = await batch([code], tools=tools, provider="local:none")
+    assert result.output == [expected for _, expected in RETURNED]
+    wrong: list[Any] = [object(), math.nan, {"a": open}]
+    tools = {f"get_{number}": lambda value=value: value for number, value in enumerate(wrong)}
+    code = "said = []\nfor get in (get_0, get_1, get_2):\n    try: get()\n"
+    code += "    except TypeError as error: said.append(str(error))\nSUBMIT(said)"
+    (result,) = await batch([code], tools=tools, provider="local:none")
+    assert [text.partition(":")[0] for text in result.output] == [f"get_{n} returned no JSON" for n in range(3)]
+
+
+@pytest.mark.parametrize("name", ["query", "context", "SUBMIT", "a b"])
+async def test_a_name_that_the_code_of_a_question_has_is_refused_before_anything_runs(name: str):
+    with pytest.raises(ConfigurationError, match=f"the tool '{name}' has a name"):
+        await rlm("q?", "openai/gpt-4o-mini", tools={name: len})
+    if name != "query":
+        with pytest.raises(ConfigurationError, match=f"the tool '{name}' has a name"):
+            open_rlm("openai/gpt-4o-mini", tools={name: len})
 
 
 async def test_invalid_tools_are_refused_before_a_sandbox_opens(

@@ -3,8 +3,8 @@
 import datetime
 from typing import Any
 
-from ...sandbox.errors import ConfigurationError
-from ...sandbox.wire.strict_json import NotJsonError, convert_fields
+from ..errors import ConfigurationError
+from ..wire.strict_json import NotJsonError, convert_fields
 
 MISSING_TYPES = ("NAType", "NaTType")  # the types of pandas.NA and pandas.NaT
 
