@@ -14,6 +14,7 @@ from ..sandbox.errors import CodeError, ConfigurationError, RlmBatchError
 from ..sandbox.intake.reports import ShouldPrune
 from ..sandbox.meta import Meta, QuerySummary
 from ..sandbox.queries.budget import Usage
+from ..sandbox.queries.recursive_model import RecursionSettings, ends_at_limit
 from ..sandbox.requests.execution_request import EncodedVariable
 from ..sandbox.result import Failure, Outcome, Result
 from ..sandbox.wire.nonfinite import replace_nonfinite, restore_numbers
@@ -101,8 +102,11 @@ class Execution:
         )
 
 
-def is_interruption(error: RlmBatchError, meta: Meta | None) -> bool:
-    """Return whether an execution failed for a reason other than its model's answers: a limit, or a lost connection."""
+def is_interruption(error: RlmBatchError, meta: Meta | None, recursion: RecursionSettings | None = None) -> bool:
+    """Return whether an execution failed for a reason other than its model's answers: a limit, or a lost connection.
+
+    With the settings of a later run, a limit on turns is such a reason if it is now higher.
+    """
     if not isinstance(error, CodeError) or error.type in ("BudgetExceeded", "DeadlineExceeded"):
         return True
     if error.type != "QueryError":
@@ -111,7 +115,8 @@ def is_interruption(error: RlmBatchError, meta: Meta | None) -> bool:
     if meta is not None and meta.queries.tree:
         turns = meta.queries.tree[0].get("trajectory", [])
     has_failed_turn = bool(turns) and turns[-1].get("failed")
-    return not has_failed_turn
+    is_limit_raised = recursion is not None and not ends_at_limit(turns, recursion)
+    return is_limit_raised or not has_failed_turn
 
 
 @dataclass(frozen=True, slots=True)

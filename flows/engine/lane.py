@@ -333,7 +333,7 @@ class Lane:
         cache = None
         if run.answers is not None and not run.options.cache_queries:
             # The model's own cache is off. An attempt that repeats an interrupted one still finds its paid answers.
-            cache = AnswerCache(run.answers, execution.replay_key)
+            cache = AnswerCache(run.answers, execution.replay_key, has_limits_in_keys=run.key_version < 3)
         queries = run.model_access.queries(
             interpreter,
             index=execution.index,

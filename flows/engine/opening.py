@@ -20,7 +20,7 @@ from ...tasks.execution import assign_keys
 from ...tasks.host_tools import load_function
 from ...tasks.ledger.ledger import Ledger
 from ...tasks.ledger.result_index import ResultCache, ResultIndex, find_ended_lines, get_results_root
-from ...tasks.ledger.run_record import KEY_VERSION, Origin, RunRecord, list_run_records
+from ...tasks.ledger.run_record import Origin, RunRecord, list_run_records
 from ...tasks.ledger.shards import ShardStore
 from ...tasks.tracing import set_run_totals
 from ..reporting.report import describe_usage
@@ -159,7 +159,7 @@ def _make_record(run: Run, origin: Origin) -> RunRecord:
         began=time.time(),
         tags=list(flow_run.tags),
         origin=origin,
-        key_version=KEY_VERSION,
+        key_version=run.key_version,
         **plan.report_spec.build_record_fields(),
     )
 
@@ -189,13 +189,15 @@ async def _open_cache(run: Run) -> ResultCache:
             latest_keys[line.data["index"]] = line.key
     ended_lines = {} if run.check is None else find_ended_lines(lines.values())
     has_files, warn_once = bool(run.options.collect), functools.cache(run.sink.warn)
-    return ResultCache(run.ledger, lines, index, run.check, has_files, warn_once, ended_lines, latest_keys)
+    return ResultCache(
+        run.ledger, lines, index, run.check, has_files, warn_once, ended_lines, latest_keys, run.plan.recursion
+    )
 
 
 def _warn_of_old_keys(run: Run) -> None:
     """Warn if the last run on the ledger had another version of keys, so this run with an environment finds nothing."""
     earlier = [record for record in list_run_records(run.ledger.path) if record.id != run.record.id]
-    if earlier and earlier[-1].key_version < KEY_VERSION:
+    if earlier and earlier[-1].key_version < 2:
         run.sink.warn(
             f"the results in {run.ledger.path} are from a version that ignored `environment`: all executions run again"
         )

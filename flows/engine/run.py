@@ -21,7 +21,7 @@ from ...sandbox.model_reply import read_program
 from ...sandbox.queries.answer_cache import AnswerCache
 from ...sandbox.queries.budget import Usage
 from ...sandbox.queries.records import RlmEvent
-from ...sandbox.queries.recursive_model import DEFAULT_RECURSION
+from ...sandbox.queries.recursive_model import DEFAULT_RECURSION, leave_limits_out
 from ...sandbox.requests.code_text import parse_module
 from ...tasks.capacity.slots import Slots
 from ...tasks.check import Check
@@ -33,7 +33,7 @@ from ...tasks.ledger.ledger import Ledger
 from ...tasks.ledger.ledger_line import encode_event
 from ...tasks.ledger.model_ledgers import AnswerLedger, TranscriptLedger
 from ...tasks.ledger.result_index import ResultCache, get_results_root
-from ...tasks.ledger.run_record import RunRecord
+from ...tasks.ledger.run_record import KEY_VERSION, RunRecord, list_run_records
 from ...tasks.ledger.shards import ShardStore
 from ...tasks.query import QueryTracker
 from ...tasks.task_log import LineBudget, Logger
@@ -87,6 +87,7 @@ class Run:
     server_id: str = ""
     log: Logger = field(default_factory=logging.getLogger)
     ledger: Ledger = field(init=False)
+    key_version: int = KEY_VERSION  # A run of recursive queries on an old ledger keeps the version of its keys.
     stop: StopConditions = field(init=False)
     files: CollectedFilesStore | None = None
     answers: AnswerLedger | None = None
@@ -125,6 +126,9 @@ class Run:
         options = self.options
         self.run_id, self.log, self.ledger = run_id, get_run_logger(), ledger
         self.server_id = await get_server_id()
+        if self.plan.recursion is not None:
+            earlier = await asyncio.to_thread(list_run_records, ledger.path)
+            self.key_version = max(2, earlier[-1].key_version) if earlier else KEY_VERSION
         self.stop = StopConditions(options, self.plan.total)
         self.files = CollectedFilesStore(ledger.path) if options.collect else None
         self.keepable_count = 0
@@ -139,7 +143,7 @@ class Run:
         """Open the files of the model's answers and of whole requests, if the options ask for them."""
         if self.options.cache_queries:
             self.answers = AnswerLedger(self.ledger.path, get_results_root(), part_prefix)
-            access.cache = AnswerCache(self.answers)
+            access.cache = AnswerCache(self.answers, has_limits_in_keys=self.key_version < 3)
         elif self.plan.recursion is not None:  # An execution gets the answers of its own earlier attempts.
             self.answers = AnswerLedger(self.ledger.path, None, part_prefix)
         if self.options.record == "full":
@@ -154,6 +158,8 @@ class Run:
         if self.model_access is not None:
             fingerprint["language_model"] = self.model_access.fingerprint()
         recursion = self.plan.recursion
+        if recursion is not None and self.key_version >= 3:
+            recursion = leave_limits_out(recursion)
         if recursion is not None and recursion != DEFAULT_RECURSION:
             answer_type = None if recursion.answer_type is None else recursion.answer_type.schema
             settings = {**asdict(replace(recursion, answer_type=None)), "answer_type": answer_type}

@@ -6,8 +6,9 @@ A question is a model, its settings, the messages and the request's options. The
 import asyncio
 import hashlib
 import json
+import re
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakValueDictionary
 
@@ -15,6 +16,15 @@ from ..errors import QueryError
 
 if TYPE_CHECKING:
     from .session import Answer
+
+
+# Sentences in a recursive model's messages that say how much is left. They are not part of its question, which another
+# run with other limits asks again.
+LIMITS = re.compile(
+    r"You have \d+ turns(, and at most \d+ calls of models in all, your own turns included)?\."
+    r"( The code of a turn may run for \S+ s, not counting what it waits for queries\.)?"
+    r"|Turns left: \d+\."
+)
 
 
 class AnswerStore(Protocol):
@@ -49,6 +59,11 @@ def build_key(fingerprint: dict[str, Any], messages: list[dict[str, Any]], optio
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def remove_limits(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a recursive model's messages without the sentences about its limits."""
+    return [{**message, "content": LIMITS.sub("", message["content"])} for message in messages]
+
+
 class AnswerCache:
     """A cache in front of a model: it answers from a store and asks the model only for missing answers.
 
@@ -60,10 +75,12 @@ class AnswerCache:
         store: Storage of the answers.
         execution: An execution's key, if only its later attempts use the answers. A question that one attempt asks
             twice then has two answers. None if all executions share the answers.
+        has_limits_in_keys: True for a ledger whose keys contain the sentences about limits, as in version 1.0.
     """
 
-    def __init__(self, store: AnswerStore, execution: str | None = None) -> None:
+    def __init__(self, store: AnswerStore, execution: str | None = None, *, has_limits_in_keys: bool = False) -> None:
         self._store = store
+        self.has_limits_in_keys = has_limits_in_keys
         self._locks = WeakValueDictionary[str, asyncio.Lock]()  # held while the question with this key is asked
         self._failures: dict[str, QueryError] = {}  # the last failure of each question, for callers that wait for it
         self.execution = execution
@@ -76,7 +93,7 @@ class AnswerCache:
         `model` is the model's name, for records. Raises the errors of `ask`.
         """
         if self.execution is not None:
-            key = self._number_question(key)
+            key = self._number_question(key, self._counts)
         lock = self._locks.setdefault(key, asyncio.Lock())
         has_waited = lock.locked()
         async with lock:
@@ -96,7 +113,15 @@ class AnswerCache:
             self._store.add_answer(key, model, answer.text)
             return answer
 
-    def _number_question(self, key: str) -> str:
+    def list_missing(self, keys: Sequence[str]) -> list[int]:
+        """Return the indices of the questions that would need a request if they were asked now, in this order."""
+        counts = self._counts.copy()
+        if self.execution is not None:
+            keys = [self._number_question(key, counts) for key in keys]
+        firsts = {key: index for index, key in reversed(list(enumerate(keys)))}  # Equal questions share a request.
+        return [index for key, index in firsts.items() if self._store.find_answer(key) is None]
+
+    def _number_question(self, key: str, counts: Counter[str]) -> str:
         """Return a key that contains how many times the execution has asked the question."""
-        self._counts[key] += 1
-        return hashlib.sha256(f"{self.execution} {key} {self._counts[key]}".encode()).hexdigest()
+        counts[key] += 1
+        return hashlib.sha256(f"{self.execution} {key} {counts[key]}".encode()).hexdigest()

@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -10,6 +10,8 @@ from typing import NamedTuple
 from ..errors import BudgetExceeded
 
 ROUNDING_TOLERANCE = 1e-9  # relative to a cost limit; rounding errors in sums of fractions of a cent are smaller
+# Bytes that a turn adds to the next prompt: an output of at most 10,000 characters, and sentences around it.
+MAX_TURN_BYTES = 12_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,19 @@ class Estimate(NamedTuple):
 NO_ESTIMATE = Estimate()  # the estimate of budgets that limit only calls
 
 
+@dataclass(eq=False, slots=True)
+class LastTurn:
+    """The call that a recursive model keeps of its budgets, so that it can submit an answer when they are used up."""
+
+    maximum: Estimate = NO_ESTIMATE  # the most that the call can use
+    is_due: bool = False  # True if the model's next call is this one
+
+    @staticmethod
+    def estimate_after(turn: Estimate) -> Estimate:
+        """Return the maximum after one more turn, whose output and whose answer are in the next prompt."""
+        return turn._replace(prompt_tokens=turn.prompt_tokens + MAX_TURN_BYTES, answer_tokens=2 * turn.answer_tokens)
+
+
 class Budget:
     """Limits on calls, tokens and cost (US dollars); None means no limit. Use it on one event loop only.
 
@@ -70,6 +85,8 @@ class Budget:
     The first calls reserve the most tokens that they can use. After a call has settled, its share of this maximum is
     known, and later calls reserve only the largest share so far. So calls with a high `max_tokens` and short answers do
     not block an almost unused budget. But a running call can use more than it reserved, and so exceed a limit.
+
+    A recursive model keeps a call for its last turn, from its first turn on. All other calls have to leave it.
     """
 
     def __init__(
@@ -92,6 +109,7 @@ class Budget:
             self._ancestry += parent._ancestry
         self.usage = Usage()  # total of settled calls
         self._reserved: list[Estimate] = []  # expected usage of running calls
+        self._kept: list[LastTurn] = []  # last turns of the recursive models at work
         # Only the last ancestor uses these two.
         self._settled = asyncio.Event()  # set when the next call settles
         # The largest share of its maximum that a settled call has used, for prompts and for answers.
@@ -100,7 +118,9 @@ class Budget:
     @property
     def remaining_calls(self) -> int | None:
         """Return how many more calls this budget's own limit allows; None means no limit."""
-        return None if self._calls is None else max(0, self._calls - self.usage.calls - len(self._reserved))
+        if self._calls is None:
+            return None
+        return max(0, self._calls - self.usage.calls - len(self._reserved) - len(self._kept))
 
     @property
     def limits_tokens(self) -> bool:
@@ -112,8 +132,15 @@ class Budget:
         """Return True if a reservation needs the prices of a call."""
         return any(budget._cost is not None for budget in self._ancestry)
 
-    async def reserve(self, maximum: Estimate = NO_ESTIMATE) -> Callable[[Usage], None]:
+    async def reserve(
+        self, maximum: Estimate = NO_ESTIMATE, last_turn: LastTurn | None = None
+    ) -> Callable[[Usage], None]:
         """Reserve one call. If it does not fit beside the running calls, wait until they settle.
+
+        Args:
+            maximum: The most that the call can use.
+            last_turn: The last turn of the recursive model that makes the call. It is kept from now on, unless it is
+                this call.
 
         Returns:
             The function that settles the call: it replaces the reserved usage by the real one. Call it once.
@@ -121,23 +148,84 @@ class Budget:
         Raises:
             BudgetExceeded: The call would not fit even without other running calls.
         """
-        expected = self._expect(maximum)
-        while not all(budget._fits_beside_others(expected) for budget in self._ancestry):
+        expected = self._expect(maximum, last_turn)
+        while not all(budget._fits_beside_others(expected, maximum, last_turn) for budget in self._ancestry):
             await self._ancestry[-1]._settled.wait()
-            expected = self._expect(maximum)
+            expected = self._expect(maximum, last_turn)
         for budget in self._ancestry:
             budget._reserved.append(expected)
+        if last_turn is not None and last_turn.is_due:
+            self.release(last_turn)
+        elif last_turn is not None:
+            last_turn.maximum = last_turn.estimate_after(maximum)
+            self.keep(last_turn)
         return partial(self._settle, maximum, expected)
 
-    def _expect(self, maximum: Estimate) -> Estimate:
+    def keep(self, last_turn: LastTurn) -> None:
+        """Keep a recursive model's last turn."""
+        if last_turn not in self._kept:
+            for budget in self._ancestry:
+                budget._kept.append(last_turn)
+
+    def release(self, last_turn: LastTurn) -> None:
+        """Keep a recursive model's last turn no longer."""
+        if last_turn in self._kept:
+            for budget in self._ancestry:
+                budget._kept.remove(last_turn)
+
+    def is_kept(self, last_turn: LastTurn) -> bool:
+        """Return True if the last turn of this recursive model is kept."""
+        return last_turn in self._kept
+
+    @property
+    def keeps_turns(self) -> bool:
+        """Return True if a recursive model keeps its last turn in this budget."""
+        return bool(self._kept)
+
+    def find_batch_problem(self, maxima: Sequence[Estimate]) -> str:
+        """Return why a batch of calls would not leave the kept last turns, or an empty text if it does.
+
+        Answers may be short, so only the number of calls and their prompts count.
+        """
+        if not self._kept:
+            return ""
+        prompts = self._expect_usual([maximum._replace(answer_tokens=0) for maximum in maxima])
+        problems = (budget._find_problem(prompts, budget._list_kept()) for budget in self._ancestry)
+        return next(filter(None, problems), "")
+
+    def _expect(self, maximum: Estimate, last_turn: LastTurn | None) -> Estimate:
         """Return the expected usage of a call. Raises BudgetExceeded if it would not fit even without other calls."""
+        expected = self._scale(maximum)
+        for budget in self._ancestry:
+            problem = budget._find_problem([expected], budget._list_kept(maximum, last_turn))
+            if problem:
+                raise BudgetExceeded(problem)
+        return expected
+
+    def _scale(self, maximum: Estimate) -> Estimate:
+        """Return the expected usage of a call: the largest share so far of the most that it can use."""
         prompt_share, answer_share = self._ancestry[-1]._shares or (1.0, 1.0)
-        expected = maximum._replace(
+        return maximum._replace(
             prompt_tokens=maximum.prompt_tokens * prompt_share, answer_tokens=maximum.answer_tokens * answer_share
         )
-        for budget in self._ancestry:
-            budget._check_alone(expected)
-        return expected
+
+    def _expect_usual(self, maxima: Sequence[Estimate]) -> list[Estimate]:
+        """Return the expected usage of later calls. Only their number counts until a usual share is known."""
+        if self._ancestry[-1]._shares is None:
+            return [NO_ESTIMATE] * len(maxima)
+        return [self._scale(maximum) for maximum in maxima]
+
+    def _list_kept(self, maximum: Estimate = NO_ESTIMATE, last_turn: LastTurn | None = None) -> list[Estimate]:
+        """Return the expected usage of the last turns that a call has to leave: of other models, and of its own."""
+        if last_turn is None:
+            return self._expect_usual([other.maximum for other in self._kept])
+        if last_turn.is_due:
+            return []  # This call was itself kept.
+        kept = [other.maximum for other in self._kept if other is not last_turn]
+        is_unused = not (self.usage.calls or self._reserved or self._kept)
+        if not is_unused:  # A limit that allows a single turn allows this one.
+            kept.append(last_turn.estimate_after(maximum))
+        return self._expect_usual(kept)
 
     def _settle(self, maximum: Estimate, expected: Estimate, usage: Usage) -> None:
         for budget in self._ancestry:
@@ -153,32 +241,37 @@ class Budget:
         root._settled.set()
         root._settled = asyncio.Event()
 
-    def _check_alone(self, expected: Estimate) -> None:
-        if self._calls is not None and self.usage.calls + 1 > self._calls:
-            raise BudgetExceeded(
-                f"all {self._calls:,} calls of the model are used up: make fewer, or raise `{self._calls_name}`"
-            )
-        if self._tokens is not None and self.usage.tokens + expected.tokens > self._tokens:
-            raise BudgetExceeded(
-                f"the call could take {math.ceil(expected.tokens):,} tokens, and of {self._tokens:,} "
-                f"{max(0, self._tokens - self.usage.tokens):,} are left: ask for less, or raise `{self._tokens_name}`"
-            )
-        used = self.usage.cost or 0.0
-        if self._cost is not None and used + expected.cost > self._cost * (1 + ROUNDING_TOLERANCE):
-            raise BudgetExceeded(
-                f"the call could cost ${expected.cost:.6f}, and of ${self._cost:g} ${max(0.0, self._cost - used):.6f} "
-                f"are left: ask for less, or raise `max_cost`"
-            )
+    def _find_problem(self, calls: Sequence[Estimate], kept: Sequence[Estimate]) -> str:
+        """Return why calls do not fit beside the settled calls and the kept last turns, or an empty text if they do."""
+        what = "the call" if len(calls) == 1 else f"the {len(calls):,} calls"
+        beside = " beside the last turns of recursive models" if kept else ""
+        if self._calls is not None:
+            left = max(0, self._calls - self.usage.calls - len(kept))
+            if len(calls) > left:
+                state = f"all {self._calls:,} calls of the model are used up"
+                if kept:
+                    state = f"{what} cannot be made: of {self._calls:,} calls {left:,} are left{beside}"
+                return f"{state}: make fewer, or raise `{self._calls_name}`"
+        if self._tokens is not None:
+            tokens = sum(call.tokens for call in calls)
+            left = self._tokens - self.usage.tokens - sum(turn.tokens for turn in kept)
+            if tokens > left:
+                return (
+                    f"{what} could take {math.ceil(tokens):,} tokens, and of {self._tokens:,} {max(0, int(left)):,} "
+                    f"are left{beside}: ask for less, or raise `{self._tokens_name}`"
+                )
+        if self._cost is not None:
+            cost = sum(call.cost for call in calls)
+            left = self._cost - (self.usage.cost or 0.0) - sum(turn.cost for turn in kept)
+            if cost > left + self._cost * ROUNDING_TOLERANCE:
+                return (
+                    f"{what} could cost ${cost:.6f}, and of ${self._cost:g} ${max(0.0, left):.6f} are left{beside}: "
+                    "ask for less, or raise `max_cost`"
+                )
+        return ""
 
-    def _fits_beside_others(self, expected: Estimate) -> bool:
+    def _fits_beside_others(self, expected: Estimate, maximum: Estimate, last_turn: LastTurn | None) -> bool:
         """Return True if a call that fits alone also fits beside the running calls."""
-        running = self._reserved
-        if not running:
+        if not self._reserved:
             return True
-        if self._calls is not None and self.usage.calls + len(running) >= self._calls:
-            return False
-        tokens = self.usage.tokens + sum(call.tokens for call in running) + expected.tokens
-        if self._tokens is not None and tokens > self._tokens:
-            return False
-        cost = (self.usage.cost or 0.0) + sum(call.cost for call in running) + expected.cost
-        return self._cost is None or cost <= self._cost * (1 + ROUNDING_TOLERANCE)
+        return not self._find_problem([*self._reserved, expected], self._list_kept(maximum, last_turn))

@@ -12,6 +12,7 @@ from pydantic.dataclasses import dataclass
 from ..errors import BudgetExceeded, DeadlineExceeded, DepthExceeded, QueryError, RlmBatchError
 from ..model_reply import read_value
 from ..wire.names import MAX_PROMPTS
+from .budget import NO_ESTIMATE
 from .flat_request import FlatRequest, find_last_text
 from .session import FLAT_KIND, RECORDED_CHARACTERS, Query, QuerySession, RequestOptions
 
@@ -76,8 +77,14 @@ class Queries:
         session, request = self.session, FlatRequest.read(prompts, **arguments)
         options = RequestOptions(request.temperature, request.max_tokens, request.response_format)
         model = session.flat_model if request.model is None else session.models.get(request.model)
+        refusal = ""
+        if model is not None:
+            questions = [request.build_messages(prompt) for prompt in request.prompts]
+            refusal = await session.find_batch_problem(model, questions, options)
 
         async def answer(prompt: Any, query: Query, _index: int) -> str:
+            if refusal:
+                raise BudgetExceeded(refusal)
             if model is None:
                 names = ", ".join(map(repr, session.models)) or "none, because models is not set"
                 raise QueryError(f"no model {query.model!r} is allowed here: the names are {names}")
@@ -94,8 +101,11 @@ class Queries:
         texts = TEXTS.validate_python(prompts)
         first_number = self._recursive_count
         self._recursive_count += len(texts)
+        refusal = session.budget.find_batch_problem([NO_ESTIMATE] * len(texts))
 
         async def answer(prompt: str, query: Query, index: int) -> str:
+            if refusal:
+                raise BudgetExceeded(refusal)
             return await self._answer(self._recurse, prompt, query_context, query, first_number + index)
 
         return await self._answer_all("rlm_query", session.root_model.name, texts, concurrency, answer)

@@ -9,18 +9,18 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from dataclasses import asdict, field
+from dataclasses import asdict, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ConfigDict, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass
 
 from ..cancellation import run_shielded
-from ..errors import DepthExceeded, QueryError
+from ..errors import BudgetExceeded, DepthExceeded, QueryError
 from ..model_reply import Reply, read_reply
 from ..requests.tool_docs import describe_tool
 from .answer_type import AnswerType
-from .budget import Usage
+from .budget import LastTurn, Usage
 from .last_reply import find_literal_call, list_calls
 from .model_python import LOST_NAMES, OUTPUT_CHARACTERS, OUTPUT_FIELDS, ModelPython, join_texts
 from .records import ConversationState, RlmEvent, shorten
@@ -101,9 +101,10 @@ is done, each result that is still needed with its exact value and the name of i
 then on you see only the last question and your summary."""
 CONTINUE = "Continue from your summary. Your names still exist, and `history` has the messages that it replaces."
 LAST_CALL = (
-    "You have no turns left. Reply with one block of Python that only calls SUBMIT(answer), with the answer as far as "
-    "you know it."
+    "{reason} Reply with one block of Python that only calls SUBMIT(answer), with the answer as far as you know it."
 )
+NO_TURNS = "You have no turns left."
+NO_BUDGET = "Your budget allows one more reply."
 
 
 @dataclass(frozen=True, slots=True, config=ConfigDict(arbitrary_types_allowed=True))
@@ -122,6 +123,19 @@ class RecursionSettings:
 
 
 DEFAULT_RECURSION = RecursionSettings()
+
+
+def leave_limits_out(settings: RecursionSettings) -> RecursionSettings:
+    """Return the settings on which answers depend, with the default limits."""
+    return replace(settings, max_turns=DEFAULT_RECURSION.max_turns, max_errors=DEFAULT_RECURSION.max_errors)
+
+
+def ends_at_limit(turns: list[dict[str, Any]], settings: RecursionSettings) -> bool:
+    """Return whether a question ends after these turns, because of `max_turns` or `max_errors`."""
+    failed_in_a_row = 0
+    for turn in turns:
+        failed_in_a_row = failed_in_a_row + 1 if turn.get("failed") else 0
+    return len(turns) > settings.max_turns or failed_in_a_row == settings.max_errors
 
 
 async def answer(
@@ -173,6 +187,8 @@ class Conversation:
         self._save = save
         # The number of messages and of tokens of the last prompt. The tokens of later messages are estimated.
         self._counted_messages = self._counted_tokens = 0
+        self._last_turn = LastTurn()  # kept in the budget for the present question
+        self._budget_error: BudgetExceeded | None = None  # why the last turn has come before the turns were used up
         if self._state.history:
             self.move_to(interpreter)
 
@@ -186,8 +202,15 @@ class Conversation:
 
         Raises QueryError, BudgetExceeded and DeadlineExceeded.
         """
-        max_turns, max_errors = self._settings.max_turns, self._settings.max_errors
         await self._begin(queries, prompt, context, query)
+        try:
+            return await self._take_turns(query)
+        finally:
+            queries.session.budget.release(self._last_turn)
+
+    async def _take_turns(self, query: Query) -> Any:
+        """Return the answer to the question that `_begin` has added. Raises the errors of `answer`."""
+        max_turns, max_errors = self._settings.max_turns, self._settings.max_errors
         failed_in_a_row = 0
         for turns_left in range(max_turns, -1, -1):
             with self._record_turn() as turn:
@@ -196,11 +219,13 @@ class Conversation:
                 self._state.outcome = turn["output"]
                 self._save(self._state)
                 return submission.value
+            if self._budget_error is not None:
+                raise BudgetExceeded(f"the recursive model submitted no answer in its last turn: {self._budget_error}")
             self._add("user", turn["output"] or NO_OUTPUT)
             if turns_left > 1:
                 self._add("user", f"Turns left: {turns_left - 1}.")
             elif turns_left == 1:
-                self._add("user", LAST_CALL)
+                self._add("user", LAST_CALL.format(reason=NO_TURNS))
             failed_in_a_row = failed_in_a_row + 1 if turn.get("failed") else 0
             if failed_in_a_row == max_errors:
                 raise QueryError(
@@ -226,6 +251,7 @@ class Conversation:
     async def _begin(self, queries: Queries, prompt: str, context: QueryContext, query: Query) -> None:
         """Add a question to the messages, and write the instructions again."""
         self._queries, self._query = queries, query
+        self._last_turn, self._budget_error = LastTurn(), None
         question = prompt
         is_new_context = await self._python.begin(queries, context)
         if is_new_context and context.shape:
@@ -286,8 +312,9 @@ class Conversation:
         session = self._queries.session
         answer_type = self._settings.answer_type if self._queries.depth == 1 else None
         await self._compact(turn)
+        self._last_turn.is_due = is_last
         try:
-            reply = await self._get_reply(turn, is_last=is_last)
+            reply = await self._get_reply(turn)
         except EmptyAnswerError as error:
             text = error.answer.text
             if text.strip():
@@ -295,20 +322,20 @@ class Conversation:
             turn |= {"reasoning": text, "output": UNUSED_REPLY.format(problem=error), "failed": True}
             return None
         submission = await self._python.run_turn(reply, turn, answer_type)
-        if submission is None and is_last:
+        if submission is None and self._last_turn.is_due:
             submission = await self._run_literal_call(reply, turn, answer_type)
         if session.transcript is not None and len(self._python.output) > OUTPUT_CHARACTERS:
             session.transcript.add_output(self._query, self._python.output)
         return submission
 
-    async def _get_reply(self, turn: dict[str, Any], *, is_last: bool) -> Reply:
+    async def _get_reply(self, turn: dict[str, Any]) -> Reply:
         """Return the model's next reply. The last reply may be a call of SUBMIT without a fence."""
-        answer = await self._ask(turn, self._messages)
+        answer = await self._ask_within_budget(turn)
         if answer.usage.prompt_tokens:
             self._counted_messages, self._counted_tokens = len(self._messages), answer.usage.prompt_tokens
         self._add("assistant", answer.text)
         reply = read_reply(answer.text)
-        if is_last and not reply.blocks:
+        if self._last_turn.is_due and not reply.blocks:
             reply = reply._replace(blocks=[(0, call) for call in list_calls(reply.text)[:1]])
         code = "\n\n".join(code.strip("\n") for _, code in reply.blocks)
         turn |= {"reasoning": reply.text, "code": code}
@@ -334,14 +361,30 @@ class Conversation:
             turn["failed"] = True
         return submission
 
+    async def _ask_within_budget(self, turn: dict[str, Any]) -> Answer:
+        """Ask the model for its next turn. If the budget leaves no turn after it, tell the model that it is the last.
+
+        A question that cannot pay for its first turn ends without a call.
+        """
+        try:
+            return await self._ask(turn, self._messages)
+        except BudgetExceeded as error:
+            if self._last_turn.is_due or not self._queries.session.budget.is_kept(self._last_turn):
+                raise
+            self._last_turn.is_due, self._budget_error = True, error
+        self._add("user", LAST_CALL.format(reason=NO_BUDGET))
+        return await self._ask(turn, self._messages)
+
     async def _ask(self, turn: dict[str, Any], messages: list[Message]) -> Answer:
         """Ask the model, and add the usage and the answer's thoughts to the turn, also for an incomplete answer."""
         session = self._queries.session
         try:
-            answer = await session.ask(session.root_model, messages, self._query)
+            answer = await session.ask(session.root_model, messages, self._query, last_turn=self._last_turn)
         except EmptyAnswerError as error:
             _add_usage(turn, error.answer)
             raise
+        if not self._last_turn.is_due:
+            session.budget.keep(self._last_turn)  # An answer from the cache has not reserved it.
         _add_usage(turn, answer)
         return answer
 
@@ -360,7 +403,7 @@ class Conversation:
         request = {"role": "user", "content": f"{last['content']}\n\n{SUMMARIZE}"}
         try:
             summary = (await self._ask(turn, [*messages, request])).text
-        except EmptyAnswerError:
+        except (EmptyAnswerError, BudgetExceeded):
             return  # Continue with the long prompt.
         turn["summary"] = summary
         self._state.question, self._state.start = self._question, len(self._state.history)

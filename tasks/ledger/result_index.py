@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...blocks.storage.location import make_private_directory, resolve_data_dir
+from ...sandbox.queries.recursive_model import RecursionSettings
 from ...sandbox.result import Failure, Result
 from ..check import Check, archive_collected, restore_ended
 from ..execution import Execution, is_interruption, with_index
@@ -139,6 +140,7 @@ class ResultCache:
     ended_lines: dict[str, LedgerLine] = field(default_factory=dict[str, LedgerLine])  # see `find_ended_lines`
     # the last line's key by an execution's index
     latest_keys: Mapping[int, str] = field(default_factory=dict[int, str])
+    recursion: RecursionSettings | None = None  # the limits of the run's recursive queries
 
     def find_result(
         self, execution: Execution, should_take: Callable[[Result], bool] = lambda _result: True
@@ -157,7 +159,7 @@ class ResultCache:
                     # Another job has run on the ledger since. Reports would take its outcome of this index.
                     self._write_to_own_ledger(execution, outcome)
                 return outcome
-            if isinstance(outcome, Failure) and not is_interruption(outcome.error, outcome.meta):
+            if isinstance(outcome, Failure) and not is_interruption(outcome.error, outcome.meta, self.recursion):
                 execution.failed_at = own_line.written_at
         indexed_line = None if self.index is None else self.index.find_result(execution.key)
         if indexed_line is not None:

@@ -26,7 +26,9 @@ from .result_index import get_results_root
 
 Direction = Literal["minimize", "maximize"]
 Aggregate = Literal["mean", "median", "min", "max"]
-KEY_VERSION = 2  # In version 1, the keys of results did not depend on `environment`.
+# In version 1, the keys of results did not depend on `environment`. Up to version 2, those of recursive queries depended
+# on their limits.
+KEY_VERSION = 3
 PATTERN = "run-*.json"
 MAX_RECORD_BYTES = 16 * 1024 * 1024  # rlm-batch writes no larger record
 MAX_TIME = 1e11  # epoch seconds; `time.gmtime` refuses much larger times
