@@ -26,8 +26,8 @@ from .result_index import get_results_root
 
 Direction = Literal["minimize", "maximize"]
 Aggregate = Literal["mean", "median", "min", "max"]
-# In version 1, the keys of results did not depend on `environment`. Up to version 2, those of recursive queries depended
-# on their limits.
+# In version 1, the keys of results did not depend on `environment`. Up to version 2, those of recursive queries
+# depended on their limits.
 KEY_VERSION = 3
 PATTERN = "run-*.json"
 MAX_RECORD_BYTES = 16 * 1024 * 1024  # rlm-batch writes no larger record
