@@ -18,8 +18,8 @@ from .wire.names import DRIVER_FILE_PREFIX
 
 # Modules in import order.
 MODULES = (
-    "wire.names", "wire.strict_json", "wire.context_shape", "wire.nonfinite", "wire.frames", "wire.submission",
-    "wire.pipes", "wire.process_table", "wire.collection", "wire.loading", "wire.python_directory",
+    "wire.names", "wire.strict_json", "wire.images", "wire.context_shape", "wire.nonfinite", "wire.frames",
+    "wire.submission", "wire.pipes", "wire.process_table", "wire.collection", "wire.loading", "wire.python_directory",
     "driver.processes", "driver.orphans", "driver.confinement", "driver.event_loop", "driver.host_wire",
     "driver.volume_commits",
     "driver.child.environment", "driver.child.submit", "driver.child.channel", "driver.child.volume",

@@ -24,6 +24,7 @@ from ..sandbox.queries.recursive_model import Conversation, RecursionSettings
 from ..sandbox.result import Failure, Outcome, Result
 from ..sandbox.sessions.async_interpreter import AsyncInterpreter
 from ..sandbox.wire.context_shape import MAX_INLINE_CHARACTERS, describe_context
+from ..sandbox.wire.images import build_image_url
 from ..sandbox.wire.strict_json import NotJsonError
 from .host_tools import check_tool_name
 from .ledger.conversation_ledger import ConversationLedger
@@ -431,8 +432,11 @@ def _read_context(context: Any) -> tuple[str, dict[str, Any]]:
 
 
 def _read_path(item: Any) -> Any:
-    """Return the text of a file if the item is its path, and any other item unchanged. Raises OSError."""
+    """Return the text of a file if the item is its path, and any other item unchanged. Raises OSError.
+
+    The text of an image is its data URL.
+    """
     if not isinstance(item, Path):
         return item
-    with item.expanduser().open(encoding="utf-8", errors="replace", newline="") as file:
-        return file.read()
+    content = item.expanduser().read_bytes()
+    return build_image_url(content) or content.decode("utf-8", "replace")

@@ -9,12 +9,14 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from ...sandbox.errors import ConfigurationError
+from ...sandbox.wire.images import build_image_url
 from ...tasks.repeats import Item
-from .file_patterns import compute_file_digest
+from .file_patterns import compute_file_digest, open_file
 from .host_paths import check_input_path
 from .spilling import spill_text
 
 CONTEXT_COLUMNS = ("context", "context_file", "context_volume_path")  # parameters, and columns of a row
+IMAGE_HEADER_BYTES = 12  # bytes at the beginning of a file that tell an image
 FOLDER = ".rlm-contexts"  # folder of contexts in the sandbox
 # A longer context is a file in the sandbox, which is sent once and is not in the ledger.
 MAX_VARIABLE_CHARACTERS = 64 * 1024
@@ -57,7 +59,8 @@ class ContextReader:
     """
 
     files: dict[str, dict[str, Path]] = field(default_factory=dict[str, dict[str, Path]])
-    _digests: dict[Path, str] = field(default_factory=dict[Path, str])
+    # the digest and the path of each file's text
+    _texts: dict[Path, tuple[str, Path]] = field(default_factory=dict[Path, tuple[str, Path]])
 
     def read(self, query: str, context: Mapping[str, Any]) -> Item:
         """Return the code of the question about a context, and its variables. Raises ConfigurationError.
@@ -92,11 +95,11 @@ class ContextReader:
         names = name_files(texts)
         for name, text in names.items():
             path = Path(os.path.realpath(check_input_path(Path(text).expanduser().absolute())))
-            if path not in self._digests:
-                self._digests[path] = compute_file_digest(path)
-            digest = self._digests[path]
+            if path not in self._texts:
+                self._texts[path] = _find_text(path)
+            digest, text_path = self._texts[path]
             items.append(f"{name!r}: read({digest!r})")
-            files[digest] = path
+            files[digest] = text_path
         if is_list:
             expression = "{" + ", ".join(items) + "}"
             return self._ask_file(expression, files, {**variables, "context_file": list(names)})
@@ -108,6 +111,21 @@ class ContextReader:
         code = READ.format(context=expression)
         self.files.setdefault(code, {f"{FOLDER}/{digest}": path for digest, path in files.items()})
         return (code, variables)
+
+
+def _find_text(path: Path) -> tuple[str, Path]:
+    """Return the digest and the path of a file's text. That of an image is its data URL, in another file.
+
+    Raises ConfigurationError if the file cannot be read.
+    """
+    digest = compute_file_digest(path)
+    with open_file(path) as stream:
+        content = stream.read(IMAGE_HEADER_BYTES)
+        if not build_image_url(content):
+            return digest, path
+        content += stream.read()
+    url_path = Path(os.path.realpath(spill_text(build_image_url(content))))
+    return compute_file_digest(url_path), url_path
 
 
 def name_files(paths: list[str]) -> dict[str, str]:

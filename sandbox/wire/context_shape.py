@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .images import IMAGE_START
 from .strict_json import convert_fields, dumps
 
 TYPE_CHECKING = False
@@ -27,6 +28,8 @@ def describe_context(context: Any) -> tuple[str, dict[str, Any]]:
 def describe_shape(value: Any, depth: int = 3) -> str:
     """Return the type and size of a value. Down to `depth` levels, also describe the first item of each level."""
     if isinstance(value, str):
+        if value.startswith(IMAGE_START):
+            return f"an image, as a data URL of {len(value):,} characters: pass it to llm_query in images"
         return f"a str of {len(value):,} characters"
     if isinstance(value, dict):
         keys: list[Any] = list(value)  # type: ignore[reportUnknownArgumentType]

@@ -1,5 +1,6 @@
 """The rlm flow with many questions, and with contexts, types of answers, tools and models of all forms."""
 
+import base64
 import csv
 import json
 from collections import Counter
@@ -16,6 +17,7 @@ from rlm_batch import (
     LanguageModel,
     RlmAnswers,
     load_report,
+    open_rlm,
     rlm,
 )
 from rlm_batch.flows.plans.rlm import RlmParameters
@@ -118,6 +120,26 @@ async def test_questions_and_instructions_may_be_longer_than_prefects_parameters
     assert [(answer.value, answer.query) for answer in answers] == [(1, query) for query in queries]
     instructions = parameters.get("instructions", "")
     assert all(instructions in request.messages[0] for request in chat.requests)
+
+
+async def test_an_image_as_context_is_a_data_url_that_a_query_takes(chat, tmp_path):
+    content = b"\x89PNG" + bytes(range(256))
+    url = f"data:image/png;base64,{base64.b64encode(content).decode()}"
+    (tmp_path / "photo").write_bytes(content)
+    (tmp_path / "notes.txt").write_text("a note")
+    chat.script = make_script(
+        ("a dict of 2 keys", "SUBMIT(llm_query(context['notes.txt'], images=[context['photo']]))"),
+        ("an image, as a data URL", "SUBMIT(llm_query('What is it?', images=[context]))"),
+    )
+    chat.rule("", "a cat")
+    answer = await rlm("q", NAME, context_file=str(tmp_path / "photo"))
+    both = await rlm("q", NAME, context=[tmp_path / "photo", tmp_path / "notes.txt"])
+    async with open_rlm(NAME, context=tmp_path / "photo") as session:
+        told = (await session.ask("q")).value
+    assert [answer.value, both.value, told] == ["a cat"] * 3
+    sent = [request.body["messages"][-1]["content"] for request in chat.requests[1::2]]
+    assert [parts[1]["image_url"]["url"] for parts in sent] == [url] * 3
+    assert [parts[0]["text"] for parts in sent] == ["What is it?", "a note", "What is it?"]
 
 
 @pytest.mark.parametrize("form", ["list", "jsonl", "csv"])

@@ -7,10 +7,10 @@
 from __future__ import annotations
 
 import os
-from binascii import b2a_base64
 
 from ...wire.context_shape import MAX_INLINE_CHARACTERS, describe_context
 from ...wire.frames import MAX_CALL_BYTES
+from ...wire.images import IMAGE_START, build_image_url
 from ...wire.names import MAX_PROMPTS, add_article
 from ...wire.strict_json import NotJsonError, dumps
 from .answer_format import AnswerFormat
@@ -27,7 +27,6 @@ MAX_QUERY_BYTES = MAX_CALL_BYTES - 1024  # JSON of the prompts and options of a 
 MAX_IMAGE_CHARACTERS = 3 * 1024 * 1024  # characters of the data URLs of a prompt's images
 MAX_IMAGE_BYTES = MAX_IMAGE_CHARACTERS // 4 * 3  # bytes of an image
 DOWNLOAD_SECONDS = 60.0  # seconds that an image's server may be silent
-_IMAGE_KINDS = {"png": b"\x89PNG", "jpeg": b"\xff\xd8\xff", "gif": b"GIF8"}  # first bytes by kind
 
 
 class QueryError(RuntimeError):
@@ -410,7 +409,7 @@ def _read_images(name: str, images: Any) -> list[str]:
 
 def _read_image(name: str, image: Any) -> str:
     if isinstance(image, str) and image.startswith("data:"):
-        if not image.startswith("data:image/"):
+        if not image.startswith(IMAGE_START):
             raise ValueError(f"{name}: the data URL {image[:30]}... is no image")
         return image
     if isinstance(image, (bytes, bytearray, memoryview)):
@@ -423,19 +422,10 @@ def _read_image(name: str, image: Any) -> str:
         raise TypeError(f"{name}: an image is {add_article(type(image).__name__)}: pass a path, bytes or a URL")
     if len(content) > MAX_IMAGE_BYTES:
         raise ValueError(f"{name}: the image {source} has more than {MAX_IMAGE_BYTES:,} bytes: make it smaller")
-    kind = _find_image_kind(content)
-    if not kind:
+    url = build_image_url(content)
+    if not url:
         raise ValueError(f"{name}: the image {source} is not PNG, JPEG, GIF or WebP: convert it")
-    return f"data:image/{kind};base64,{b2a_base64(content, newline=False).decode()}"
-
-
-def _find_image_kind(content: bytes) -> str:
-    """Return the kind of an image that all model servers take, such as "png", or "" for other data."""
-    for kind, beginning in _IMAGE_KINDS.items():
-        if content.startswith(beginning):
-            return kind
-    is_webp = content.startswith(b"RIFF") and content[8:12] == b"WEBP"
-    return "webp" if is_webp else ""
+    return url
 
 
 def _open_image(source: Any) -> Any:
