@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .outcomes.text_escape import escape_text, render_fields
+from .outcomes.text_escape import escape_text, render_result
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, KeysView
@@ -46,7 +46,7 @@ class Result:
             if name == "keys":  # `dict(result)` calls it. A method would hide a field of that name.
                 return self.outputs.keys
             if name == "_repr_html_":  # Notebooks call it.
-                return partial(render_fields, self.outputs)
+                return partial(render_result, self.outputs, self.meta.displays)
             raise AttributeError(self._describe_missing(name)) from None
 
     if TYPE_CHECKING:

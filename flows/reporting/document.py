@@ -20,7 +20,7 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from ...sandbox.outcomes.text_escape import LINE_CHARACTERS, escape_text
+from ...sandbox.outcomes.text_escape import IMAGES, LINE_CHARACTERS, escape_text
 from .display_html import rebuild_html
 from .report import ReportContent, name_execution
 from .summary import MAX_PARTS, MAX_SHOWN_BYTES
@@ -39,7 +39,6 @@ PICTURES = (*PHOTOS, ".svg")  # As an image in a page, even SVG runs and fetches
 # and files whose type the browser guesses from their content.
 LINKED = (*PHOTOS, ".txt", ".csv", ".json")
 # Forms of a display that a page can show: pictures, HTML and text.
-IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 SVG, HTML, TEXT = "image/svg+xml", "text/html", "text/plain"
 EXCERPT_LINES = 40
 EXCERPT_CHARACTERS = 4000

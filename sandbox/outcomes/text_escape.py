@@ -13,6 +13,7 @@ HIDDEN = "[...]"  # the replacement of a secret
 _CUT = re.compile(r"['\"]?\n\[\.\.\. [0-9,]+ characters left out \.\.\.\]\n?")  # The driver cuts long texts.
 LINE_CHARACTERS = "\n\t"  # kept in a text of several lines
 MAX_CELL_CHARACTERS = 1_000
+IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")  # pages show these
 
 _brief = reprlib.Repr()  # shortens large values, such as a list of a million numbers
 _brief.maxlist = _brief.maxdict = _brief.maxtuple = 100
@@ -92,9 +93,18 @@ def render_html_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> s
     return f"<table><thead>{head}</thead><tbody>{''.join(lines)}</tbody></table>"
 
 
-def render_fields(outputs: dict[str, Any]) -> str:
-    """Return a table with one row per field of a result. Long values are shortened."""
-    return render_html_table(("field", "value"), ((name, _brief.repr(value)) for name, value in outputs.items()))
+def render_result(outputs: dict[str, Any], displays: Iterable[dict[str, Any]]) -> str:
+    """Return a table with one row per field of a result, and the displayed images. Long values are shortened."""
+    table = render_html_table(("field", "value"), ((name, _brief.repr(value)) for name, value in outputs.items()))
+    return "".join([table, *map(_render_image, displays)])
+
+
+def _render_image(display: dict[str, Any]) -> str:
+    """Return the image of a display, or an empty text: HTML of a sandbox could run code in a notebook."""
+    for kind in IMAGES:
+        if isinstance(display.get(kind), str):
+            return f'<p><img src="data:{kind};base64,{html.escape(display[kind])}"></p>'
+    return ""
 
 
 def _render_html_row(tag: str, cells: Sequence[str]) -> str:

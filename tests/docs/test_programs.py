@@ -31,7 +31,7 @@ WITH_NEEDS = [
         block,
         marks=[
             *([] if block.page in FIRST_PAGES and "scikit-learn" not in block.text else [pytest.mark.full]),
-            *([pytest.mark.requires("index")] if "scikit-learn" in block.text else []),
+            *([pytest.mark.requires("index")] if re.search("scikit-learn|humanize", block.text) else []),
             *([pytest.mark.requires("namespaces")] if re.search("Daytona|Modal", block.text) else []),
             *([pytest.mark.requires("podman")] if "container" in block.text.lower() else []),
         ],

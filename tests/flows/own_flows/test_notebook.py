@@ -7,6 +7,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from rlm_batch import LocalInterpreter
+
 from ...docs.pages import blocks
 
 FUNCTION = """
@@ -25,7 +27,7 @@ def test_a_notebook_cell_awaits_a_sweep_and_shows_progress_and_tables(
 ) -> None:
     for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR"):
         monkeypatch.setenv(name, str(tmp_path / name))
-    (example,) = blocks("ipython")  # the documentation's example
+    (example,) = [block for block in blocks("ipython") if block.page == "docs/prefect.md"]
     cells = (example.text, "report.to_dataframe()", FUNCTION)
     notebook: Any = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     messages: list[Any] = []
@@ -50,3 +52,33 @@ def test_a_notebook_cell_awaits_a_sweep_and_shows_progress_and_tables(
     assert "<table" in shown[-1]
     assert "<td>" in notebook.cells[1].outputs[-1].data["text/html"]
     assert notebook.cells[2].outputs[-1].data["text/plain"] == "[6]"
+
+
+@pytest.mark.full
+@pytest.mark.requires("index")
+def test_the_recipe_of_figures_shows_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    (recipe,) = [block for block in blocks("ipython") if block.page == "docs/cookbook.md"]
+    notebook: Any = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(recipe.text)])
+    NotebookClient(notebook, timeout=300, kernel_name="python3").execute(cwd=str(tmp_path))
+    *_, first, second = [output.data["text/html"] for output in notebook.cells[0].outputs if "data" in output]
+    assert first.count('<img src="data:image/png;base64,') == second.count("<img ") == 1
+    assert first != second
+
+
+def test_a_notebook_shows_images_of_a_sandbox_and_none_of_its_html() -> None:
+    code = """
+class Picture:
+    def _repr_mimebundle_(self, **_): return {"image/png": 'iVBO"><script>bad()</script>', "text/html": "<b>bad</b>"}
+class Page:
+    def _repr_html_(self): return "<script>bad()</script>"
+display(Picture()), display(Page())
+SUBMIT(name="<i>")
+"""
+    with LocalInterpreter(isolation="none") as interpreter:
+        page = interpreter.execute(code)._repr_html_()
+    assert page.count("<img ") == page.count("<p>") == 1
+    assert "<td>&#x27;&lt;i&gt;&#x27;</td>" in page
+    assert "<script" not in page
+    assert "<b>" not in page
