@@ -14,6 +14,7 @@ from ..model_reply import read_value
 from ..wire.names import MAX_PROMPTS
 from .budget import NO_ESTIMATE
 from .flat_request import FlatRequest, find_last_text
+from .records import Model
 from .session import FLAT_KIND, RECORDED_CHARACTERS, Query, QuerySession, RequestOptions
 
 
@@ -45,6 +46,7 @@ class Queries:
         parent: The recursive query whose model wrote the code, or None for plain code.
         numbers: The path to the code: the top-level execution's number, then the number of each recursive query within
             the code that asked it.
+        named_model: The model that `rlm_query(model=...)` has named, for this code's own model and those below it.
     """
 
     def __init__(
@@ -56,7 +58,9 @@ class Queries:
         depth: int = 0,
         parent: Query | None = None,
         numbers: tuple[int, ...] = (0,),
+        named_model: Model | None = None,
     ) -> None:
+        self.named_model = named_model
         self.numbers = numbers
         self.session = session
         self.max_depth = max_depth
@@ -73,6 +77,11 @@ class Queries:
             "rlm_query_batched": self._ask_recursive_model,
         }
 
+    @property
+    def root_model(self) -> Model:
+        """The model of this code's recursive queries."""
+        return self.named_model or self.session.root_model
+
     async def _ask_model(self, prompts: Any, **arguments: Any) -> list[dict[str, str]]:
         session, request = self.session, FlatRequest.read(prompts, **arguments)
         options = RequestOptions(request.temperature, request.max_tokens, request.response_format)
@@ -86,18 +95,22 @@ class Queries:
             if refusal:
                 raise BudgetExceeded(refusal)
             if model is None:
-                names = ", ".join(map(repr, session.models)) or "none, because models is not set"
-                raise QueryError(f"no model {query.model!r} is allowed here: the names are {names}")
+                raise self._make_model_error(query.model)
             text = (await session.ask(model, request.build_messages(prompt), query, options)).text
             return text if request.response_format is None else read_value(text)
 
         name = str(request.model)[:RECORDED_CHARACTERS] if model is None else model.name
         return await self._answer_all(FLAT_KIND, name, request.prompts, request.concurrency, answer)
 
+    def _make_model_error(self, name: str) -> QueryError:
+        names = ", ".join(map(repr, self.session.models)) or "none, because models is not set"
+        return QueryError(f"no model {name!r} is allowed here: the names are {names}")
+
     async def _ask_recursive_model(
-        self, prompts: Any, *, concurrency: int | None, context: dict[str, Any]
+        self, prompts: Any, *, concurrency: int | None, context: dict[str, Any], model: str | None = None
     ) -> list[dict[str, str]]:
         session, query_context = self.session, QueryContext(**context)
+        named_model = self.named_model if model is None else session.models.get(str(model))
         texts = TEXTS.validate_python(prompts)
         first_number = self._recursive_count
         self._recursive_count += len(texts)
@@ -106,9 +119,14 @@ class Queries:
         async def answer(prompt: str, query: Query, index: int) -> str:
             if refusal:
                 raise BudgetExceeded(refusal)
-            return await self._answer(self._recurse, prompt, query_context, query, first_number + index)
+            if model is not None and named_model is None:
+                raise self._make_model_error(query.model)
+            return await self._answer(self._recurse, prompt, query_context, query, first_number + index, named_model)
 
-        return await self._answer_all("rlm_query", session.root_model.name, texts, concurrency, answer)
+        name = str(model)[:RECORDED_CHARACTERS] if named_model is None else named_model.name
+        if model is None:
+            name = self.root_model.name
+        return await self._answer_all("rlm_query", name, texts, concurrency, answer)
 
     async def ask(self, prompt: str, context: QueryContext, recurse: AnswerRecursively) -> tuple[str, Any]:
         """Return the answer to a recursive query of the host, as text and as a JSON value.
@@ -124,7 +142,13 @@ class Queries:
         return text, query.value
 
     async def _answer(
-        self, recurse: AnswerRecursively, prompt: str, context: QueryContext, query: Query, number: int
+        self,
+        recurse: AnswerRecursively,
+        prompt: str,
+        context: QueryContext,
+        query: Query,
+        number: int,
+        named_model: Model | None = None,
     ) -> str:
         """Answer recursive query `number` of this code. Return the answer as text, and set the query's value."""
         session = self.session
@@ -138,6 +162,7 @@ class Queries:
                     depth=query.depth,
                     parent=query,
                     numbers=(*self.numbers, number),
+                    named_model=named_model,
                 )
                 value = query.value = await recurse(queries, prompt, context, query)
         except TimeoutError:

@@ -379,7 +379,7 @@ class Conversation:
         """Ask the model, and add the usage and the answer's thoughts to the turn, also for an incomplete answer."""
         session = self._queries.session
         try:
-            answer = await session.ask(session.root_model, messages, self._query, last_turn=self._last_turn)
+            answer = await session.ask(self._queries.root_model, messages, self._query, last_turn=self._last_turn)
         except EmptyAnswerError as error:
             _add_usage(turn, error.answer)
             raise
@@ -424,7 +424,8 @@ async def _answer_plainly(
     interpreter: Interpreter, queries: Queries, prompt: str, context: QueryContext, query: Query
 ) -> str:
     """Ask the model of `llm_query` once, with the context in the prompt as far as it fits."""
-    session, model = queries.session, queries.session.flat_model
+    session = queries.session
+    model = queries.named_model or session.flat_model
     query.is_plain, query.model = True, model.name
     half = max(0, PLAIN_CHARACTERS - len(prompt)) // 2  # characters of the context's beginning, and of its end
     if context.path:

@@ -1,9 +1,8 @@
-"""The cookbook's recipes that need pytest, a schedule or workers, and programs that come from fleet-rlm."""
+"""The cookbook's recipes that need pytest, a schedule or workers."""
 
 import asyncio
 import shlex
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,26 +15,10 @@ from ..deployments.conftest import ask
 from ..infra.consent import move_home
 from ..infra.programs import run_program
 from ..infra.workers import Worker, wait_until_online
-from .pages import blocks, commands, names, sections, table_rows
+from .pages import blocks, commands
 from .test_programs import write_files
 
 PAGE = "docs/cookbook.md"
-IMPORTS = {row[0]: names(" ".join(row[1:])) for row in table_rows(sections(PAGE)["Coming from fleet-rlm"]) if row[2:]}
-THREADS = """
-from concurrent.futures import ThreadPoolExecutor
-{line}
-
-def run(number):
-    interp = {interpreter}(timeout=120)
-    interp.start()
-    try:
-        return interp.execute(f"import math; SUBMIT(task={{number}}, value=math.factorial({{number}}))")
-    finally:
-        interp.shutdown()
-
-with ThreadPoolExecutor(max_workers=2) as pool:
-    values = [result.value for result in pool.map(run, range(4))]
-"""
 
 
 def read_command(start: str, word: str) -> list[str]:
@@ -82,13 +65,3 @@ def test_a_worker_runs_the_shards(
         asyncio.run(wait_until_online(worker.name))
         run_command(words)
     assert "2 of 2 executions succeeded" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("provider", ["Daytona", "Modal"])
-def test_a_program_for_fleet_rlm_runs_with_the_new_import(provider: str, account: Callable[..., None]) -> None:
-    account(provider.lower())
-    before, now = IMPORTS[f"for {provider}"]
-    program = THREADS.format(line=before, interpreter=f"{provider}Interpreter")
-    values: dict[str, object] = {}
-    exec(program.replace(before, now), values)
-    assert values["values"] == [1, 1, 2, 6]

@@ -66,9 +66,9 @@ class QueryFunctions:
     def llm_query(
         self,
         prompt: str | None = None,
+        model: str | None = None,
         *,
         messages: list[dict[str, Any]] | None = None,
-        model: str | None = None,
         system: str | None = None,
         images: list[Any] | None = None,
         response_format: Any = None,
@@ -79,8 +79,8 @@ class QueryFunctions:
 
         Args:
             prompt: Text of the query.
-            messages: A conversation in OpenAI's form, instead of the prompt.
             model: Name of a model that the host allows; by default the host's choice.
+            messages: A conversation in OpenAI's form, instead of the prompt.
             system: System message.
             images: Paths, bytes or URLs of images that go with the prompt.
             response_format: JSON schema as a dict, a pydantic model, a dataclass, or a type such as `list[str]`.
@@ -99,23 +99,24 @@ class QueryFunctions:
         query = _read_prompt(name, argument, value)
         return _get_only(_ask(self._call_host, name, [query], options, answer_format))
 
-    def rlm_query(self, prompt: str, context: Any = None) -> str:
+    def rlm_query(self, prompt: str, context: Any = None, *, model: str | None = None) -> str:
         """Return the answer of a recursive language model, which runs Python.
 
         Args:
             prompt: Text of the query.
             context: A text or another JSON value that the model's Python finds as `context`.
+            model: Name of a model that the host allows; by default that of this code.
 
         Raises:
             QueryError: No model answered.
         """
         query = _read_prompt("rlm_query", "prompt", prompt, takes_messages=False)
-        return _get_only(_ask(self._call_host, "rlm_query", [query], {"context": context}))
+        return _get_only(_ask(self._call_host, "rlm_query", [query], {"context": context, "model": model}))
 
     def llm_query_batched(
         self,
         prompts: list[str] | None = None,
-        concurrency: int | None = None,
+        concurrency: int | str | None = None,
         on_error: str = "raise",
         *,
         messages: list[list[dict[str, Any]]] | None = None,
@@ -127,7 +128,7 @@ class QueryFunctions:
 
         Args:
             prompts: Texts of the queries.
-            concurrency: Maximum number of queries at the same time; by default the host's limit.
+            concurrency: Maximum number of queries at the same time; by default the host's limit. A text is the model.
             on_error: "raise" raises an error if a query fails; "return" puts the errors among the answers.
             messages: A conversation for each query, instead of the prompts.
             images: Images that go with every prompt, or a list of images for each prompt.
@@ -138,6 +139,8 @@ class QueryFunctions:
             QueryError: A query failed, with `on_error="raise"`.
         """
         name = "llm_query_batched"
+        if isinstance(concurrency, str):  # alexzhang13/rlm has the model there.
+            concurrency, options["model"] = None, concurrency
         shared_images, images_of_prompts = images, None
         if images and _are_lists(images):
             shared_images, images_of_prompts = None, images
@@ -148,7 +151,13 @@ class QueryFunctions:
         return _ask_all(self._call_host, name, queries, on_error, options, answer_format)
 
     def rlm_query_batched(
-        self, prompts: list[str], concurrency: int | None = None, on_error: str = "raise", context: Any = None
+        self,
+        prompts: list[str],
+        concurrency: int | None = None,
+        on_error: str = "raise",
+        context: Any = None,
+        *,
+        model: str | None = None,
     ) -> list[Any]:
         """Return the answers of recursive language models to the prompts, in their order.
 
@@ -157,13 +166,15 @@ class QueryFunctions:
             concurrency: Maximum number of queries at the same time; by default the host's limit.
             on_error: "raise" raises an error if a query fails; "return" puts the errors among the answers.
             context: A text or another JSON value that each model's Python finds as `context`.
+            model: As for `rlm_query`.
 
         Raises:
             QueryError: A query failed, with `on_error="raise"`.
         """
         name = "rlm_query_batched"
         queries = _read_prompts(name, "prompts", prompts, takes_messages=False)
-        return _ask_all(self._call_host, name, queries, on_error, {"concurrency": concurrency, "context": context})
+        options = {"concurrency": concurrency, "context": context, "model": model}
+        return _ask_all(self._call_host, name, queries, on_error, options)
 
 
 QUERY_FUNCTIONS = (

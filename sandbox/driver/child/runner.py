@@ -295,9 +295,9 @@ class CodeRunner:
         report = make_report(self._channel.call_host, lambda: self._submit(number, b"{}"))
         common_names = self._find_common_names(request["queries"])
         self._add_names({**common_names, "report": report, "display": displays.display})
-        functions: dict[str, Any] = {
-            name: self._make_tool(name, request.get("docs", {}).get(name)) for name in request["names"]
-        }
+        docs = request.get("docs", {})
+        functions: dict[str, Any] = {"SHOW_VARS": self._list_variables} if is_turn else {}
+        functions.update({name: self._make_tool(name, docs.get(name)) for name in request["names"]})
         functions["SUBMIT"] = self._make_submit(number, request["output_fields"])
         namespace.update(functions)
         namespace.update(variables)
@@ -307,6 +307,16 @@ class CodeRunner:
                 if namespace[name] is value and name not in SHADOWED_NAMES:
                     self._turn_names[name] = value
             self._turn_names.update(functions)
+
+    def _list_variables(self) -> dict[str, str]:
+        """Return the types of the names that a model's code has defined, as SHOW_VARS() of other recursive models."""
+        functions = {name: value for name, value in self._turn_names.items() if callable(value)}
+        ours = {**functions, **self._driver_names}
+        return {
+            name: type(value).__name__
+            for name, value in self._module.__dict__.items()
+            if not (name.startswith("_") or (name in ours and ours[name] is value))
+        }
 
     def _note_changed_names(self, variables: dict[str, Any]) -> None:
         """Keep the turn's variables as the code left them, and tell the model which other names the code changed."""
