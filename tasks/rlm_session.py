@@ -260,6 +260,7 @@ class RlmSession:
         meta = Meta(
             index=len(self.answers),
             variables={"query": query},
+            provider="" if self._sandbox is None else self._sandbox.entry.name,
             submitted=text is not None,
             queries=queries,
             seconds=0.0 if record is None else record.seconds,

@@ -16,7 +16,7 @@ from ...sandbox.errors import ConfigurationError
 from ...sandbox.queries.answer_cache import AnswerCache
 from ...sandbox.queries.budget import Usage
 from ...sandbox.queries.records import ConversationState, RlmEvent
-from ...sandbox.result import Outcome
+from ...sandbox.result import Outcome, Result
 from ..execution import Execution
 from .ledger import Ledger
 from .ledger_line import Forms, count_usage, encode_event, encode_fields, parse_form, read_raw_lines
@@ -142,6 +142,8 @@ class ConversationLedger:
         self.is_open = False
         try:
             self._record.total = len(self.outcomes)
+            self._record.succeeded = sum(isinstance(outcome, Result) for outcome in self.outcomes)
+            self._record.failed = self._record.total - self._record.succeeded
             self._record.finish()
             for writer in (self._answers, self._messages, self._ledger):
                 writer.close()

@@ -37,8 +37,7 @@ with ThreadPoolExecutor(max_workers=2) as pool:
 # The code that a model writes for the program with these words, and what the program prints.
 QUICKSTARTS = [
     ("haystack", "SUBMIT(next(line for line in context.splitlines() if 'SECRET' in line).split('=')[1])", "417_553"),
-    ("MARKET", "p = fetch_stock_price\nSUBMIT(f\"{10 * p('AAPL')['price'] + 5 * p('MSFT')['price']} {MARKET['currency']}\")",
-     "3679.5 USD"),
+    ("MARKET", "p = fetch_stock_price\nSUBMIT([10 * p('AAPL')['price'], MARKET['currency']])", '[1785.0, "USD"]'),
     ("dspy.RLM(", "SUBMIT(output=[word for word in context.split() if word[0].isdigit()][0].rstrip('.'))", "417"),
     ("output_type", "SUBMIT([word for word in context.split() if word[0].isdigit()][0].rstrip('.'))", "417"),
     ("run_long_context", "SUBMIT(len(context))", "14000"),

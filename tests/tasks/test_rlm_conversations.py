@@ -129,5 +129,8 @@ def test_after_a_kill_in_a_turn_the_conversation_has_the_turns_before_it(
     assert roles_and_texts[-1][1].startswith("Your work on this question was stopped before you had an answer.")
     report = load_report(talk)
     assert [outcome["answer"] for outcome in report.results] == ["3", "a is better"]
+    assert report.results[1].meta.provider == "local"
+    record = open_run_ledger(str(talk)).records[-1]
+    assert (record.total, record.succeeded, record.failed) == (2, 2, 0)
     total = open_run_ledger(str(talk)).summarize().total_usage
     assert (total.calls, total.prompt_tokens) == (chat.stats.answered, chat.stats.prompt_tokens)
