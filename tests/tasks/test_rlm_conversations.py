@@ -68,7 +68,7 @@ async def test_another_session_continues_with_the_messages_the_answers_and_the_s
             await session.ask("fail")
         before, (failed,) = get_messages(chat), session.answers[1:]
         usage = session.queries
-    async with open_rlm(NAME, "local:none", context=[1, 2], **settings, max_total_llm_calls=5) as session:
+    async with open_rlm(NAME, "local:none", context=[1, 2], **settings) as session:
         assert session.answers[0] == first
         assert (first.value, first.text) == ([41, float("inf")], "[41, Infinity]")
         assert (session.answers[1].text, str(session.answers[1].error)) == (failed.text, str(failed.error))
@@ -81,6 +81,7 @@ async def test_another_session_continues_with_the_messages_the_answers_and_the_s
         assert after[1]["content"] == "Summary: secret is 41."
         assert "its names are gone" in after[-1]["content"]
         assert "`context` is a list of 2 items" in after[-1]["content"]
+    async with open_rlm(NAME, "local:none", **settings, max_total_llm_calls=5) as session:
         with pytest.raises(BudgetExceeded, match="raise `max_total_llm_calls`"):
             await session.ask("and now?")
     async with open_rlm(NAME, "local:none", **settings) as session:
