@@ -124,7 +124,7 @@ class ProgressDisplay(FlowListener):
             for line in lines.finish():
                 if line:
                     self._print_output(line)
-        self._cached += cached
+        self._cached += cached and not outcome.meta.is_reduction
         if not cached:
             self._code_began_at = min(self._code_began_at, time.monotonic() - outcome.meta.seconds)
         if outcome.meta.index is not None:

@@ -124,13 +124,15 @@ def _show_report(reader: LedgerReader, page: PathOrLocation, output: OutputForma
         best_numbers = summary.best.numbers
         for outcome in reader.read_rows():
             print_json(describe_outcome(outcome, is_best=get_row_number(outcome) in best_numbers))
+        if summary.reduction is not None:
+            print_json(describe_outcome(summary.reduction))
     else:
         rows = summary.build_rows(shows_usage=output.shows_usage)
         print_table(rows, len(rows) - 1)
         if output.shows_output:
-            print_outputs(reader.read_outcomes())
+            print_outputs(reader.read_outcomes(with_reduction=True))
         if shows_queries:
-            _print_queries(reader.read_outcomes())
+            _print_queries(reader.read_outcomes(with_reduction=True))
     folder = str(page).rpartition("/")[0]
     results = reader.ledger.path
     files = results / "files" if isinstance(results, Path) and str(results) != folder else None

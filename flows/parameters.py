@@ -51,6 +51,7 @@ from .inputs.conversion import (
     find_content,
 )
 from .inputs.host_paths import locate_ledger
+from .inputs.readers import check_provided_variables
 from .inputs.spilling import PARAMETER_LIMIT, read_spilled_parameters, read_text_reference
 from .inputs.tables import ProgressReport
 
@@ -144,6 +145,14 @@ class FlowParameters(Generic[R]):
     @abstractmethod
     def build_report(self, outcomes: "Outcomes") -> "Report":
         """Return the report on the outcomes. Raises ConfigurationError if the outcomes lack the objective."""
+
+    @cached_property
+    def summary_code(self) -> str | None:
+        """The code of `summarize`, or None. Raises ConfigurationError if it cannot be read or takes other variables."""
+        summarize = getattr(self, "summarize", None)
+        code = None if summarize is None else read_text_reference(summarize)
+        check_provided_variables(code, ("results",), needs_all=self.options.preparation is None)
+        return code
 
     def reads_blocks(self) -> bool:
         """Return whether a parameter names a location on a block, which only a Prefect server can resolve."""
@@ -466,6 +475,14 @@ RepeatCount = Annotated[
     ),
     CommandLineForm(metavar="N"),
 ]
+Summarize = Annotated[
+    Code | None,
+    Field(
+        description="Code that runs once after all executions, as for the F1 of all. It gets results, a list with the "
+        "variables and fields of each execution. Its fields are summary_fields of the report."
+    ),
+    CommandLineForm("code file"),
+]
 VolumeName = Annotated[str | None, Field(description="Volume to mount; by default the provider's, if it has one.")]
 
 SANDBOX, LIMITS, FAILURES, RESULTS, MODEL = "Sandbox", "Limits", "Failures", "Results", "Language model"
@@ -478,7 +495,7 @@ GROUPS = {
     ),
     LIMITS: ("max_workers", "timeout", "deadline", "reuse_sandboxes", "executions_per_task", "shards"),
     FAILURES: ("retries", "retry_code_errors", "idempotent", "on_failure", "max_failures", "keep_failed"),
-    RESULTS: ("results_path", "cache_results", "collect", "check", "log_output", "record", "on_turn"),
+    RESULTS: ("results_path", "cache_results", "collect", "check", "summarize", "log_output", "record", "on_turn"),
     MODEL: (
         *("language_model", "sub_model", "models", "batch_concurrency", "max_depth"),
         *("max_llm_calls", "max_llm_tokens", "max_total_llm_calls", "max_total_llm_tokens"),

@@ -28,6 +28,12 @@ class Outcomes:
     results_path: str
     spec: ReportSpec
 
+    def split(self) -> tuple[Sequence[Outcome], Outcome | None]:
+        """Return the outcomes of the executions, and that of the reduction, which is the last one if there is one."""
+        if self.results and self.results[-1].meta.is_reduction:
+            return self.results[:-1], self.results[-1]
+        return self.results, None
+
 
 @dataclass(frozen=True, slots=True)
 class CodeForEach:
@@ -47,11 +53,12 @@ MAX_LABEL_CHARACTERS = 130
 def label_execution(noun: str, execution: Execution) -> str:
     """Return an execution's label: its number, for a trial also its variables, and for a chunk the chunk's id."""
     text = f"{noun} {execution.index}"
-    if noun == "trial":
+    if noun == "trial" and not execution.is_reduction:
         text += f": {format_variables(execution.variables)}"
     elif noun == "chunk":
-        chunk_id = execution.variables.get("chunk_id")
-        text = "reduce" if chunk_id is None else f"chunk {escape_text(chunk_id)}"
+        text = "reduce" if execution.is_reduction else f"chunk {escape_text(execution.variables['chunk_id'])}"
+    elif execution.is_reduction:
+        text = "summarize"
     if len(text) > MAX_LABEL_CHARACTERS:
         text = f"{text[: MAX_LABEL_CHARACTERS - 3]}..."
     return text

@@ -40,6 +40,7 @@ from .parameters import FlowParameters, build_signature, find_contents, find_fie
 from .plan import Plan
 from .prefect_patches import read_no_result_for_engine
 from .prefect_server import provide_server
+from .reduction import summarize_outcomes
 from .sharding.shard_runs import cancel_shards
 from .sharding.work_pool import require_server_url
 
@@ -200,6 +201,7 @@ async def call_flow(
         has_blocks = model.reads_blocks() or needs_server(model.options)
         if model.options.shards is not None:
             require_server_url()
+        _ = model.summary_code  # Wrong code is refused before the run.
         if not has_blocks:
             flow.run = await prepare_run(model, plan, listener)
     try:
@@ -242,6 +244,8 @@ async def execute_flow(run: Run) -> State[Any]:
     assert parameters is not None
     async with open_run(run):
         await (plan.execute or execute_items)(run)
+        if parameters.summary_code is not None:
+            await summarize_outcomes(run, parameters.summary_code)
         outcomes = run.collect_outcomes()
     if options.on_failure == "raise":
         raise_failures(outcomes, plan)

@@ -15,7 +15,7 @@ from .reporting.columns import Tables
 from .reporting.export import build_data_frame
 from .reporting.groups import describe_repeats, group_outcomes, is_incomplete
 from .reporting.pass_at_k import PassAtK, pass_at_k, pass_hat_k
-from .reporting.summary import RunSummary
+from .reporting.summary import RunSummary, describe_reduction
 from .reporting.table import MAX_SHOWN_ROWS, NO_FEASIBLE_TRIAL, OutcomeTable, align_rows
 
 MAX_REASONS = 10  # distinct reasons of failures in a summary
@@ -45,10 +45,12 @@ class Report(Sequence[ItemT]):
         outcomes: A `Result` or `Failure` for each execution, in order.
         results_path: The ledger's directory or location.
         spec: The word for an execution, the objectives and the number of repeats.
+        reduction: The outcome of `summarize` or `reduce`; None without.
     """
 
     results_path: str
     spec: ReportSpec = ReportSpec()
+    reduction: Outcome | MaybeNone = None
     _tables = Tables.RUN  # the tables whose columns `rows` has
     _outcomes: Sequence[Outcome] = ()
 
@@ -70,6 +72,11 @@ class Report(Sequence[ItemT]):
         `groups[0]["loss.std"]`: `count`, `mean`, `std`, `se`, `min` and `max`.
         """
         return () if self.spec.repeats is None else list(group_outcomes(self.outcomes, self.spec))
+
+    @property
+    def summary_fields(self) -> dict[str, Any]:
+        """The fields that `summarize` or `reduce` submitted; empty without, or if it failed."""
+        return self.reduction.outputs if isinstance(self.reduction, Result) else {}
 
     @property
     def rows_outcomes(self) -> Collection[Outcome]:
@@ -112,7 +119,9 @@ class Report(Sequence[ItemT]):
 
     def describe(self) -> str:
         """Return the text to print below the table, or instead of it. The text may be empty."""
-        return describe_repeats(self.spec, sum(is_incomplete(row, self.spec) for row in self.groups))
+        repeats = describe_repeats(self.spec, sum(is_incomplete(row, self.spec) for row in self.groups))
+        reduction = "" if self.reduction is None else ": ".join(describe_reduction(self.reduction, self.spec))
+        return "\n".join(filter(None, (repeats, escape_text(reduction))))
 
     def summary(self) -> str:
         """Return a text for people.
@@ -178,10 +187,14 @@ class Report(Sequence[ItemT]):
         """Yield the outcomes as JSON objects.
 
         Returns:
-            An iterator with a dict for each outcome: its record in the ledger, with `best` for the best trials.
+            An iterator with a dict for each outcome: its record in the ledger, with `best` for the best trials. The
+            last one is the reduction, if there is one.
         """
         best_numbers = {result.meta.index for result in self.best_trials}
-        return (describe_outcome(outcome, is_best=get_row_number(outcome) in best_numbers) for outcome in self.outcomes)
+        for outcome in self.outcomes:
+            yield describe_outcome(outcome, is_best=get_row_number(outcome) in best_numbers)
+        if self.reduction is not None:
+            yield describe_outcome(self.reduction)
 
     def to_dataframe(self, by: str | Sequence[str] | None = None) -> Any:
         """Return a pandas DataFrame with a row for each outcome.
@@ -250,18 +263,24 @@ class OutcomesReport(Report[Outcome]):
         spec: The word for an execution, and the number of repeats.
     """
 
-    def __init__(self, outcomes: Sequence[Outcome], results_path: str, spec: ReportSpec) -> None:
-        self._outcomes, self.results_path, self.spec = outcomes, results_path, spec
+    def __init__(
+        self, outcomes: Sequence[Outcome], results_path: str, spec: ReportSpec, reduction: Outcome | None = None
+    ) -> None:
+        self._outcomes, self.results_path, self.spec, self.reduction = outcomes, results_path, spec, reduction
 
 
 class OutcomesList(list[Outcome], OutcomesReport):
     """The report of a job without shards, which is a list. Prefect copies it by `OutcomesList(outcomes)`."""
 
     def __init__(
-        self, outcomes: Sequence[Outcome] = (), results_path: str = "", spec: ReportSpec | None = None
+        self,
+        outcomes: Sequence[Outcome] = (),
+        results_path: str = "",
+        spec: ReportSpec | None = None,
+        reduction: Outcome | None = None,
     ) -> None:
         list.__init__(self, outcomes)
-        self.results_path, self.spec = results_path, spec or ReportSpec()
+        self.results_path, self.spec, self.reduction = results_path, spec or ReportSpec(), reduction
 
     @property
     def outcomes(self) -> Sequence[Outcome]:
@@ -269,10 +288,12 @@ class OutcomesList(list[Outcome], OutcomesReport):
         return self
 
 
-def report_outcomes(outcomes: Sequence[Outcome], results_path: str, spec: ReportSpec) -> OutcomesReport:
+def report_outcomes(
+    outcomes: Sequence[Outcome], results_path: str, spec: ReportSpec, reduction: Outcome | None = None
+) -> OutcomesReport:
     """Return the report on outcomes. It is a list if the outcomes are in memory."""
     report_type = OutcomesList if isinstance(outcomes, list) else OutcomesReport
-    return report_type(outcomes, results_path, spec)
+    return report_type(outcomes, results_path, spec, reduction)
 
 
 class TrialsReport(Report[Outcome]):
@@ -289,9 +310,16 @@ class TrialsReport(Report[Outcome]):
     """
 
     def __init__(
-        self, outcomes: Sequence[Outcome], results_path: str, spec: ReportSpec, flow: str = "", name: str = ""
+        self,
+        outcomes: Sequence[Outcome],
+        results_path: str,
+        spec: ReportSpec,
+        flow: str = "",
+        name: str = "",
+        reduction: Outcome | None = None,
     ) -> None:
         self._outcomes, self.results_path, self.spec, self.flow, self.name = outcomes, results_path, spec, flow, name
+        self.reduction = reduction
         self._best = BestTrials(spec)
         if spec.objectives:
             # Read one trial at a time, because memory may not hold all trials of a sharded job.

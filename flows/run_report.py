@@ -22,7 +22,12 @@ def load_report(run: str) -> TrialsReport:
     reader = open_run_ledger(str(run))
     record = reader.records[-1]
     return TrialsReport(
-        list(reader.read_outcomes()), str(reader.ledger.path), record.report_spec, record.flow, record.name
+        list(reader.read_outcomes()),
+        str(reader.ledger.path),
+        record.report_spec,
+        record.flow,
+        record.name,
+        reader.read_reduction(),
     )
 
 

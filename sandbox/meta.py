@@ -93,6 +93,7 @@ class Meta:
         kept_until: Time until which `keep_failed` keeps the sandbox, in epoch seconds; None if it was not kept.
         ended_at: Time of the host's clock when the attempt ended, in epoch seconds; None for `run_code` and
             interpreters.
+        is_reduction: True for the outcome of `reduce` or `summarize`.
     """
 
     index: int | None = None
@@ -125,6 +126,7 @@ class Meta:
     peak_mib: float | None = None
     kept_until: float | None = None
     ended_at: float | None = None
+    is_reduction: bool = False
 
     @property
     def printed(self) -> str:

@@ -51,7 +51,7 @@ class Execution:
     pruning: Pruning | None = None  # None if the execution is never pruned
     unchecked_key: str = ""  # the key without the run's check; empty without a check
     is_done: bool = False  # True once an outcome is recorded
-    is_checked: bool = True  # False if the flow run's check does not judge this execution
+    is_reduction: bool = False  # True if it reads the results of the others, so that no check judges it
     ended: Outcome | None = None  # the outcome of an execution that waits for its check
     ended_earlier: bool = False  # True if `ended` is from an earlier run
     archive: bytes = b""  # the files for the check, as ZIP
@@ -99,6 +99,7 @@ class Execution:
             earlier_errors=self.earlier_errors,
             tool_calls=tool_calls or {},
             ended_at=time.time(),
+            is_reduction=self.is_reduction,
         )
 
 
@@ -147,9 +148,10 @@ class Upload:
 FindUploads = Callable[[Execution], Mapping[str, Upload]]
 
 
-def with_index(outcome: OutcomeT, index: int, place: Place = NO_PLACE) -> OutcomeT:
+def with_index(outcome: OutcomeT, index: int, place: Place = NO_PLACE, *, is_reduction: bool = False) -> OutcomeT:
     """Set the index, the group and the repeat that an outcome has in this flow run, and return the outcome."""
-    outcome.meta = replace(outcome.meta, index=index, group=place.group, repeat=place.repeat)
+    meta = replace(outcome.meta, index=index, group=place.group, repeat=place.repeat)
+    outcome.meta = replace(meta, is_reduction=is_reduction)  # Earlier versions did not write this field.
     return outcome
 
 
@@ -182,8 +184,8 @@ def execution_to_json(execution: Execution) -> dict[str, Any]:
         work["nonfinite"] = nonfinite
     if execution.unchecked_key:
         work["unchecked_key"] = execution.unchecked_key
-    if not execution.is_checked:
-        work["is_checked"] = False
+    if execution.is_reduction:
+        work["is_reduction"] = True
     return work
 
 
@@ -204,7 +206,7 @@ def execution_from_json(index: int, code: str, work: dict[str, Any]) -> Executio
         work["key"],
         encoded,
         unchecked_key=work.get("unchecked_key", ""),
-        is_checked=work.get("is_checked", True),
+        is_reduction=work.get("is_reduction", False),
         place=Place(*work.get("place", ())),
     )
 

@@ -90,7 +90,8 @@ class LaneExecutor:
         """Record an execution's result from an earlier run. Return whether there is one."""
         if result is None:
             return False
-        self.run.sink.record_cached(execution, with_index(result, execution.index, execution.place))
+        result = with_index(result, execution.index, execution.place, is_reduction=execution.is_reduction)
+        self.run.sink.record_cached(execution, result)
         self.run.sink.raise_error()
         return True
 

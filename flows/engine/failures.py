@@ -79,7 +79,8 @@ def raise_failures(outcomes: Outcomes, plan: Plan) -> None:
     first = failures[0]
     not_run_count = sum(isinstance(failure.error, NotRun) for failure in failures)
     failed_count = len(failures) - not_run_count
-    text = f"{failed_count} of {len(outcomes.results)} {plan.report_spec.noun}s failed"
+    noun = "execution" if outcomes.results[-1].meta.is_reduction else plan.report_spec.noun
+    text = f"{failed_count} of {len(outcomes.results)} {noun}s failed"
     if not_run_count:
         text += f" and {not_run_count} did not run"
     text += f", the first is number {first.meta.index}: {type(first.error).__name__}: {first.error.summary}"

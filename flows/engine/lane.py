@@ -172,7 +172,7 @@ class Lane:
 
     def has_check(self, execution: Execution) -> bool:
         """Return whether a check judges the execution."""
-        return self._check_lane is not None and execution.is_checked
+        return self._check_lane is not None and not execution.is_reduction
 
     async def check(self, execution: Execution) -> Result:
         """Run the check of an execution that has ended. Return the execution's result with the check's fields.
@@ -311,7 +311,7 @@ class Lane:
     def _archives_files(self, execution: Execution) -> bool:
         """Return whether the execution's check needs its files."""
         needs_files = self.run.check is not None and self.run.check.needs_files
-        return needs_files and execution.is_checked
+        return needs_files and not execution.is_reduction
 
     async def _take_files(self, execution: Execution, folder: Path, meta: Meta, *, is_final: bool) -> Meta:
         """Archive an attempt's files for its check, and move the collected ones to the results. Return its new meta."""

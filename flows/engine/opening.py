@@ -81,7 +81,7 @@ async def open_run(run: Run) -> AsyncIterator[None]:
             finally:
                 await _complete_record(run, summary)
             if run.plan.may_stop_early and isinstance(run.store, MemoryStore):
-                record.total = len(run.store.outcomes)
+                record.total = summary.done
             record.ended = time.time()
             # Close the ledger before `ArtifactPublisher` builds the report, because closing may fail.
             await asyncio.to_thread(ledger.close)
@@ -106,11 +106,11 @@ async def _start(run: Run) -> None:
     options, plan = run.options, run.plan
     await run.start(Ledger(options.locate_ledger(get_results_root() / flow_run.id)), flow_run.id)
     if options.shards is None:
-        run.store, run.executor = MemoryStore(plan.total), LaneExecutor(run)
+        run.store, run.executor = MemoryStore(plan.total + 1), LaneExecutor(run)
     else:
         shard_plan = await plan_shards(options.shards, plan.total, run.log)
         run.environment = shard_plan.description
-        run.store = ShardStore(ledger=run.ledger, repeats=plan.report_spec.repeats)
+        run.store = ShardStore(ledger=run.ledger, total=plan.total, repeats=plan.report_spec.repeats)
         run.executor = ShardingExecutor(run, run.store, shard_plan)
     run.turn_calls = None
     if plan.on_turn is not None:

@@ -21,8 +21,8 @@ Observer = Callable[[Execution, Outcome], None]
 class MemoryStore:
     """The outcomes of a flow run, in memory. Jobs in shards use the store in `tasks/ledger/shards.py`."""
 
-    def __init__(self, total: int) -> None:
-        self._outcomes: list[Outcome | None] = [None] * total
+    def __init__(self, size: int) -> None:
+        self._outcomes: list[Outcome | None] = [None] * size
 
     def add_outcome(self, execution: Execution, outcome: Outcome) -> None:
         """Store the outcome of an execution."""
@@ -127,7 +127,7 @@ class OutcomeSink:
             self.run.summary.add(outcome)
         self.run.listener.on_outcome(outcome, cached=cached)
         check = self.run.plan.check_first
-        if check is None or self._has_checked_first or not isinstance(outcome, Result):
+        if outcome.meta.is_reduction or check is None or self._has_checked_first or not isinstance(outcome, Result):
             return
         if outcome.outputs and not outcome.meta.pruned:
             self._has_checked_first = True

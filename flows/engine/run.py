@@ -197,12 +197,13 @@ class Run:
 
     def collect_outcomes(self) -> Outcomes:
         """Return every outcome in order. Raises ConfigurationError if their number differs from that of the inputs."""
-        results, total = self.store.outcomes, self.plan.total
-        if len(results) != total and not self.plan.may_stop_early:
+        outcomes = Outcomes(self.store.outcomes, self.store.failures, str(self.ledger.path), self.plan.report_spec)
+        total, count = self.plan.total, len(outcomes.split()[0])
+        if count != total and not self.plan.may_stop_early:
             raise ConfigurationError(
-                f"the inputs changed while they were read: {total} at first, {len(results)} at the end. Run it again"
+                f"the inputs changed while they were read: {total} at first, {count} at the end. Run it again"
             )
-        return Outcomes(results, self.store.failures, str(self.ledger.path), self.plan.report_spec)
+        return outcomes
 
     async def flush_ledger_after_error(self) -> None:
         """Close the ledger, which flushes it. Only log an OSError, because the error before it matters more."""

@@ -13,7 +13,7 @@ from ..inputs.file_patterns import MatchedFiles, is_pattern
 from ..inputs.readers import Inputs, check_variables, read_inputs, refuse_types
 from ..inputs.spilling import read_codes
 from ..inputs.tables import ProgressReport
-from ..parameters import CommandLineForm, FlowParameters, Options, RepeatCount, Types
+from ..parameters import CommandLineForm, FlowParameters, Options, RepeatCount, Summarize, Types
 from ..plan import CodeForEach, Outcomes, Plan, plan_items
 from ..reports import OutcomesReport, report_outcomes
 
@@ -54,6 +54,7 @@ class BatchParameters(Options, FlowParameters[OutcomesReport]):
     ] = None
     types: Types = None
     repeats: RepeatCount = None
+    summarize: Summarize = None
 
     flow_name = "batch"
     prefect_name = "rlm-batch"
@@ -93,4 +94,5 @@ class BatchParameters(Options, FlowParameters[OutcomesReport]):
 
     def build_report(self, outcomes: Outcomes) -> OutcomesReport:
         """Return the outcomes, in order."""
-        return report_outcomes(outcomes.results, outcomes.results_path, outcomes.spec)
+        results, reduction = outcomes.split()
+        return report_outcomes(results, outcomes.results_path, outcomes.spec, reduction)

@@ -17,7 +17,7 @@ from ...tasks.repeats import Place
 from ..inputs.conversion import Code
 from ..inputs.host_paths import locate_ledger
 from ..inputs.tables import ProgressReport
-from ..parameters import CommandLineForm, FlowParameters, LaneParameters
+from ..parameters import CommandLineForm, FlowParameters, LaneParameters, Summarize
 from ..plan import Outcomes, Plan
 from ..reporting.ledger_reader import LedgerReader, open_run_ledger
 from ..reports import TrialsReport
@@ -55,6 +55,7 @@ class CheckParameters(LaneParameters, FlowParameters[TrialsReport]):
         ),
         CommandLineForm("code file", is_argument=True),
     ]
+    summarize: Summarize = None
 
     flow_name = "check"
     prefect_name = "rlm-check"
@@ -68,7 +69,7 @@ class CheckParameters(LaneParameters, FlowParameters[TrialsReport]):
         code = self.options.check_code
         assert code is not None
         count, total, has_files = 0, 0, False
-        for outcome in _read_outcomes(reader):
+        for outcome in reader.read_outcomes():
             count += 1
             total = (outcome.meta.index or 0) + 1
             has_files = has_files or bool(outcome.meta.collected)
@@ -90,15 +91,8 @@ class CheckParameters(LaneParameters, FlowParameters[TrialsReport]):
 
     def build_report(self, outcomes: Outcomes) -> TrialsReport:
         """Return the outcomes with the fields of the check, in order."""
-        return TrialsReport(outcomes.results, outcomes.results_path, outcomes.spec)
-
-
-def _read_outcomes(reader: LedgerReader) -> Iterator[Outcome]:
-    """Yield the outcomes of a run in order, without the reduction of chunks, which no check judges."""
-    has_chunks = reader.records[-1].flow == "rlm-chunks"
-    for outcome in reader.read_outcomes():
-        if not has_chunks or "chunk_id" in outcome.meta.variables:
-            yield outcome
+        results, reduction = outcomes.split()
+        return TrialsReport(results, outcomes.results_path, outcomes.spec, reduction=reduction)
 
 
 async def execute_checks(reader: LedgerReader, check: Check, run: "Run") -> None:
@@ -111,7 +105,7 @@ def _build_executions(
     reader: LedgerReader, check: Check, fingerprint: dict[str, object], run: "Run"
 ) -> Iterator[Execution]:
     """Yield an execution for each outcome that waits for its check. Record the failures that no check judges."""
-    for outcome in _read_outcomes(reader):
+    for outcome in reader.read_outcomes():
         meta = outcome.meta
         execution = Execution(
             meta.index or 0, "", meta.variables, "", place=Place(meta.group, meta.repeat), ended_earlier=True

@@ -13,11 +13,8 @@ from pydantic.dataclasses import dataclass as parameter_model
 
 from ...blocks.storage.location import PathOrLocation
 from ...blocks.volume import check_volume_name
-from ...sandbox.errors import ConfigurationError
 from ...sandbox.outcomes.text_escape import escape_text
-from ...sandbox.requests.execution_request import EncodedVariable, encode_variable
 from ...sandbox.result import MaybeNone, Outcome, Result
-from ...sandbox.wire.strict_json import NotJsonError
 from ...tasks.execution import Execution, add_index, compute_key, number_seed, without_check
 from ...tasks.ledger.run_record import ReportSpec
 from ...tasks.repeats import REPEAT, Repeats, add_repeat, locate_execution, reads_repeat
@@ -32,9 +29,9 @@ from ..inputs.spilling import read_text_reference
 from ..inputs.tables import ProgressReport
 from ..parameters import CommandLineForm, FlowParameters, Options, RepeatCount, Types, VolumeName
 from ..plan import CodeForEach, Outcomes, Plan, label_execution, plan_items
+from ..reduction import encode_json, execute_reduction
 from ..reporting.groups import group_outcomes
-from ..reporting.table import format_cell
-from ..reports import Report, describe_outcome
+from ..reports import Report
 
 if TYPE_CHECKING:
     from ..engine.run import Run
@@ -64,7 +61,7 @@ class ChunksReport(Report[Outcome]):
     """
 
     results: Mapping[str, Outcome]
-    reduction: Outcome | MaybeNone
+    reduction: Outcome | MaybeNone = field()  # It has no default here, unlike in `Report`.
     overlaps: dict[str, list[str]]
     results_path: str
     spec: ReportSpec = field(default_factory=ReportSpec)
@@ -110,14 +107,6 @@ class ChunksReport(Report[Outcome]):
     def __iter__(self) -> Iterator[Outcome]:
         return iter(self.results.values())
 
-    def describe(self) -> str:
-        """Return the fields that the reduction submitted, and a sentence about repeats, or an empty text."""
-        lines = [] if self.spec.repeats is None else [super().describe()]
-        if isinstance(self.reduction, Result):
-            values = [f"{name}={format_cell(value)}" for name, value in self.reduction.outputs.items()]
-            lines.append(f"Reduction: {escape_text(', '.join(values))}")
-        return "\n".join(lines)
-
     def list_overlaps(self) -> list[str]:
         """Return a sentence about each file that several chunks wrote."""
         notes: list[str] = []
@@ -132,12 +121,6 @@ class ChunksReport(Report[Outcome]):
     def list_notes(self) -> list[str]:
         """Return sentences about chunks without fields and about files that several chunks wrote."""
         return [*self.list_overlaps(), *super().list_notes()]
-
-    def to_json_lines(self) -> Iterator[dict[str, Any]]:
-        """Yield an object for each chunk, and one for the reduction."""
-        yield from map(describe_outcome, self.outcomes)
-        if self.reduction is not None:
-            yield describe_outcome(self.reduction)
 
 
 class _ById(Mapping[str, Outcome]):
@@ -223,15 +206,14 @@ class ChunksParameters(Options, FlowParameters[ChunksReport]):
         check_variables("", [CHUNK_VARIABLES], options)
         check_provided_variables(reduce, ("results",), needs_all=options.preparation is None)
         parts = build_chunks(self.chunks, self.data, self.chunk_size, self.types)
-        spec = ReportSpec("chunk" if reduce is None else "execution").with_repeats(self.repeats, len(parts))
-        plan = plan_items(
+        spec = ReportSpec("chunk").with_repeats(self.repeats, len(parts))
+        return plan_items(
             CodeForEach(code, parts),
             len(parts),
             spec,
             execute=partial(execute_chunks, code, parts, reduce),
             label=partial(label_execution, "chunk"),
         )
-        return plan if reduce is None else replace(plan, total=plan.total + 1)
 
     def build_report(self, outcomes: Outcomes) -> ChunksReport:
         """Return the report: the outcomes of the chunks, and then the outcome of the reduction if there is one."""
@@ -253,23 +235,13 @@ async def execute_chunks(code: str, parts: Inputs, reduce: str | None, run: "Run
     await run.executor.execute_all(list_chunks(), run.cache.find_result)
     if reduce is not None:
         fingerprint = {**fingerprint, "chunks": hash_of_keys.hexdigest()}
-        await _execute_reduction(run, reduce, count, fingerprint)
+        submitted = await asyncio.to_thread(_collect_submitted, run.store.outcomes, repeats)
+        failures = run.store.failures
+        skipped = f"{len(failures)} of {count} executions have no result" if failures else ""
+        await execute_reduction(run, reduce, submitted, fingerprint, skipped)
     report = ChunksReport.from_outcomes(run.collect_outcomes(), count)
     for note in report.list_overlaps():
         run.log.warning("%s", note)
-
-
-async def _execute_reduction(run: "Run", reduce: str, count: int, fingerprint: dict[str, Any]) -> None:
-    """Execute the reduction of `count` executions, or skip it if one of them failed."""
-    submitted = await asyncio.to_thread(_collect_submitted, run.store.outcomes, run.plan.report_spec.repeats)
-    encoded = {"results": await asyncio.to_thread(_encode, submitted, "the chunks' submitted fields")}
-    key = compute_key(reduce, {}, encoded, add_index(fingerprint, count))
-    reduction = Execution(count, reduce, {}, key, encoded, is_checked=False)
-    failures = run.store.failures
-    if failures:
-        run.skip([reduction], f"{len(failures)} of {count} executions have no result")
-    else:
-        await run.executor.execute_all(iter([reduction]), run.cache.find_result)
 
 
 def _build_executions(run: "Run", code: str, parts: Inputs, fingerprint: dict[str, Any]) -> Iterator[Execution]:
@@ -282,7 +254,7 @@ def _build_executions(run: "Run", code: str, parts: Inputs, fingerprint: dict[st
     count = 1 if repeats is None else repeats.count
     for number, part in enumerate(parts):
         chunk_id = part["chunk_id"]
-        encoded = {"data": _encode(part["data"], f"the data of chunk {chunk_id}")}
+        encoded = {"data": encode_json(part["data"], f"the data of chunk {chunk_id}")}
         for repeat in range(count):
             index = number * count + repeat
             place = locate_execution(repeats, index)
@@ -297,13 +269,6 @@ def _build_executions(run: "Run", code: str, parts: Inputs, fingerprint: dict[st
             if "check" in key_settings:
                 unchecked_key = compute_key(code, variables, encoded, without_check(key_settings))
             yield Execution(index, code, variables, key, encoded, unchecked_key=unchecked_key, place=place)
-
-
-def _encode(value: Any, description: str) -> EncodedVariable:
-    try:
-        return encode_variable(value)
-    except NotJsonError as error:
-        raise ConfigurationError(f"{description} is not JSON: {error}") from None
 
 
 def _collect_submitted(outcomes: Sequence[Outcome], repeats: Repeats | None) -> dict[str, Any]:

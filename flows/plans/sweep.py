@@ -16,7 +16,7 @@ from ..inputs.conversion import Code, GridValues, Items, PathText, PrunerText, S
 from ..inputs.readers import Grid, Inputs, check_variables, read_inputs
 from ..inputs.spilling import read_text_reference
 from ..inputs.tables import ProgressReport
-from ..parameters import CommandLineForm, FlowParameters, Options, RepeatCount, Types
+from ..parameters import CommandLineForm, FlowParameters, Options, RepeatCount, Summarize, Types
 from ..plan import CodeForEach, Outcomes, Plan, label_execution, plan_items
 from ..reporting.best_trials import read_scores
 from ..reporting.groups import STATISTICS
@@ -139,6 +139,7 @@ class SweepParameters(Options, FlowParameters[TrialsReport]):
             "median, min or max."
         ),
     ] = "mean"
+    summarize: Summarize = None
 
     flow_name = "sweep"
     prefect_name = "rlm-sweep"
@@ -215,7 +216,8 @@ class SweepParameters(Options, FlowParameters[TrialsReport]):
     def build_report(self, outcomes: Outcomes) -> TrialsReport:
         """Return the trials and the best of them. Raises ConfigurationError if none submitted the objective."""
         spec, results_path = outcomes.spec, outcomes.results_path
-        report = TrialsReport(outcomes.results, results_path, spec)
+        trials, reduction = outcomes.split()
+        report = TrialsReport(trials, results_path, spec, reduction=reduction)
         if report.best_trials or not spec.objectives:
             return report
         # Read one trial at a time, because memory may not hold all trials of a sharded job.

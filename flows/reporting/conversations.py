@@ -29,7 +29,7 @@ def write_conversations(reader: LedgerReader, file: Path) -> None:
     transcripts = TranscriptReader(reader.ledger.path)
     is_empty = True
     with file.open("wb") as target:
-        for outcome in reader.read_outcomes():
+        for outcome in reader.read_outcomes(with_reduction=True):
             described = _describe_outcome(outcome)
             sessions = {get_session(record["id"]) for record in outcome.meta.queries.tree if "id" in record}
             lines = (line for session in sorted(sessions) for line in transcripts.read_session(session))

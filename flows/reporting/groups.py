@@ -202,8 +202,7 @@ def group_outcomes(outcomes: Iterable[Outcome], spec: ReportSpec) -> Iterator[Ou
     collector = GroupCollector(spec)
     for outcome in outcomes:
         group = collector.add(outcome)
-        # The reduction of chunks belongs to no group.
-        if group is not None and group.meta.group is not None:
+        if group is not None:
             yield group
     yield from collector.close_rest()
 

@@ -26,6 +26,7 @@ class _LineSummary(NamedTuple):
     is_success: bool
     written_at: float
     number: int | None
+    is_reduction: bool
     position: LinePosition
 
 
@@ -51,8 +52,8 @@ class LedgerReader:
             return ""
         return f"{last} has written to the results of {name} since: these are the results of {last}"
 
-    def read_outcomes(self) -> Iterator[Outcome]:
-        """Yield the outcome that counts for each execution, in the order of their numbers.
+    def read_outcomes(self, *, with_reduction: bool = False) -> Iterator[Outcome]:
+        """Yield the outcome that counts for each execution in the order of their numbers, and then the reduction's.
 
         For the same code and variables, the latest success counts, or else the latest failure. If changed code ran
         under the same number, the latest outcome counts. Executions of `run_code` have no number. They come last, in
@@ -61,8 +62,14 @@ class LedgerReader:
         positions = self._find_positions()
         for number in sorted(positions):
             line = read_line(positions[number])
-            if line is not None:
-                yield with_index(line.to_outcome(), number, locate_execution(self._repeats, number))
+            is_reduction = line is not None and self._is_reduction(line)
+            if line is not None and (with_reduction or not is_reduction):
+                place = locate_execution(self._repeats, number)
+                yield with_index(line.to_outcome(), number, place, is_reduction=is_reduction)
+
+    def read_reduction(self) -> Outcome | None:
+        """Return the outcome of the run's reduction; None if there is none."""
+        return next((outcome for outcome in self.read_outcomes(with_reduction=True) if outcome.meta.is_reduction), None)
 
     def read_rows(self) -> Iterator[Outcome]:
         """Yield the outcome of each execution, or with `by` of each input. All executions of an input take memory."""
@@ -70,7 +77,7 @@ class LedgerReader:
 
     def find_outcome(self, number: int) -> Outcome:
         """Return the outcome of the execution with this number. Raises ConfigurationError if it is missing."""
-        for outcome in self.read_outcomes():
+        for outcome in self.read_outcomes(with_reduction=True):
             if outcome.meta.index == number:
                 return outcome
         path = self.ledger.path
@@ -90,8 +97,13 @@ class LedgerReader:
             return group * repeats.count + line.data["meta"].get("repeat", 0)
         if number is None:  # `run_code` wrote the line.
             return None
-        # A run without repeats wrote the line, so its number is that of a group, or of a reduction of chunks.
-        return number * repeats.count if number < repeats.groups else repeats.total
+        return number * repeats.count  # A run without repeats wrote the line, so its number is that of a group.
+
+    def _is_reduction(self, line: LedgerLine) -> bool:
+        """Return whether the line has the outcome of a reduction. Earlier versions did not mark that of chunks."""
+        meta = line.data["meta"]
+        is_of_chunks = self.records[-1].flow == "rlm-chunks" and "chunk_id" not in meta.get("variables", {})
+        return meta.get("is_reduction", False) or is_of_chunks
 
     def _is_in_run(self, line: LedgerLine) -> bool:
         """Return whether the last run has the line's group and repeat. An earlier run may have had more of them."""
@@ -105,23 +117,27 @@ class LedgerReader:
         by_key: dict[str, _LineSummary] = {}
         for line in self.ledger.read_lines():
             if self._is_in_run(line):
-                summary = _LineSummary(line.is_success, line.written_at, self._find_number(line), line.position)
+                number, is_reduction = self._find_number(line), self._is_reduction(line)
+                summary = _LineSummary(line.is_success, line.written_at, number, is_reduction, line.position)
                 earlier = by_key.get(line.key)
                 if earlier is None or summary[:2] >= earlier[:2]:
                     by_key[line.key] = summary
         positions: dict[int, LinePosition] = {}
         unnumbered: list[LinePosition] = []
+        reductions: list[LinePosition] = []
         for summary in sorted(by_key.values(), key=lambda summary: summary.written_at):
-            if summary.number is None:
+            if summary.is_reduction:
+                reductions = [summary.position]  # The latest counts.
+            elif summary.number is None:
                 unnumbered.append(summary.position)
             else:
                 positions[summary.number] = summary.position
         first = max(positions, default=-1) + 1
-        return positions | dict(enumerate(unnumbered, first))
+        return positions | dict(enumerate([*unnumbered, *reductions], first))
 
     def summarize(self) -> RunSummary:
         """Return the summary of the outcomes."""
-        summary = RunSummary.from_outcomes(self.read_outcomes(), self.spec)
+        summary = RunSummary.from_outcomes(self.read_outcomes(with_reduction=True), self.spec)
         summary.total_usage = count_usage(self.ledger.list_parts())
         return summary
 

@@ -12,7 +12,7 @@ from ..search.importances import Importances
 from .charts import build_charts
 from .failure_reasons import FailureReason
 from .groups import describe_repeats
-from .summary import MAX_ROWS, RunSummary
+from .summary import MAX_ROWS, RunSummary, describe_reduction
 from .table import MAX_VARIABLES, NO_FEASIBLE_TRIAL, format_cell, format_variables
 
 # Why executions have no result, by the run's status.
@@ -111,6 +111,8 @@ def _list_only_fields(summary: RunSummary) -> list[tuple[str, str]]:
 
 def name_execution(noun: str, meta: Meta) -> str:
     """Return an execution's number and variables in a line."""
+    if meta.is_reduction:
+        return "Reduction" if noun == "chunk" else "Summary"
     values = format_variables(meta.variables, MAX_VARIABLES)
     return f"{noun.capitalize()} {meta.index}" + (f" with {values}" if values else "")
 
@@ -122,6 +124,8 @@ def build_summary_rows(
     record, spec = records[-1], summary.spec
     rows = [["Tags", ", ".join(record.tags)]] if record.tags else []
     rows += [["Outcome", _describe_outcomes(summary, record.total)]]
+    if summary.reduction is not None:
+        rows.append(list(describe_reduction(summary.reduction, spec)))
     if record.judged_run:
         rows.append(["Judged run", record.judged_run])
     if spec.repeats is not None:

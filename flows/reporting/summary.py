@@ -19,7 +19,7 @@ from .best_trials import BestTrials, is_score
 from .columns import Tables
 from .failure_reasons import FailureReasons
 from .groups import GroupCollector, is_incomplete
-from .table import MAX_VARIABLES, NO_FEASIBLE_TRIAL, OutcomeTable, format_variables
+from .table import MAX_VARIABLES, NO_FEASIBLE_TRIAL, OutcomeTable, format_cell, format_variables
 
 MAX_ROWS = 1000  # rows of the table; Prefect's UI shows so many rows without delay
 MAX_COLUMNS = 16  # variables, and also fields, that have a column; objectives always have one
@@ -76,6 +76,14 @@ class Curve:
     is_pruned: bool
 
 
+def describe_reduction(reduction: Outcome, spec: ReportSpec) -> tuple[str, str]:
+    """Return the title of a run's reduction, and the fields that it submitted or its error."""
+    title = "Reduction" if spec.noun == "chunk" else "Summary"
+    if not isinstance(reduction, Result):
+        return title, f"{type(reduction.error).__name__}: {reduction.error.summary}"
+    return title, ", ".join(f"{name}={format_cell(value)}" for name, value in reduction.outputs.items())
+
+
 class ShownDisplays:
     """The first executions that displayed something, ended with a value outside of the fields, or collected files."""
 
@@ -127,6 +135,7 @@ class RunSummary:
     providers: set[str] = field(default_factory=set[str])  # names with levels of isolation
     failures: FailureReasons = field(default_factory=FailureReasons)
     first_result: Result | None = None
+    reduction: Outcome | None = None
     points: Sample[ChartPoint] = field(default_factory=partial(Sample[ChartPoint], MAX_POINTS))
     pruned_points: Sample[ChartPoint] = field(default_factory=partial(Sample[ChartPoint], MAX_POINTS))
     curves: Sample[Curve] = field(default_factory=partial(Sample[Curve], MAX_CURVES))
@@ -151,8 +160,11 @@ class RunSummary:
     def add(self, outcome: Outcome) -> None:
         """Count one outcome."""
         index = self.done if outcome.meta.index is None else outcome.meta.index
-        self.done += 1
         self._add_meta(index, outcome.meta)
+        if outcome.meta.is_reduction:
+            self.reduction = outcome
+            return
+        self.done += 1
         if isinstance(outcome, Result):
             self._count_result(outcome)
         else:

@@ -27,7 +27,7 @@ def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
     for step, value in outcome.meta.reports:
         reports.append([step, value if math.isfinite(value) else str(value)])
     # Leave out the fields that are empty in most lines.
-    for name in ("reports", "pruned", "displays", "tool_calls", "collected", "not_collected", "exited"):
+    for name in ("reports", "pruned", "displays", "tool_calls", "collected", "not_collected", "exited", "is_reduction"):
         if not meta[name]:
             del meta[name]
     optional = ("value", "value_repr", "judged", "group", "repeat", "cpu_seconds", "peak_mib", "kept_until", "ended_at")

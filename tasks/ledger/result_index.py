@@ -167,7 +167,7 @@ class ResultCache:
             if isinstance(outcome, Result) and should_take(outcome):
                 self._write_to_own_ledger(execution, outcome)
                 return outcome
-        if self.check is not None and execution.is_checked and execution.unchecked_key:
+        if self.check is not None and not execution.is_reduction and execution.unchecked_key:
             self._restore_ended(self.check, execution)
         return None
 
@@ -191,5 +191,5 @@ class ResultCache:
         execution.ended, execution.ended_earlier = with_index(ended, execution.index, execution.place), True
 
     def _write_to_own_ledger(self, execution: Execution, result: Result) -> None:
-        outcome = with_index(result, execution.index, execution.place)
+        outcome = with_index(result, execution.index, execution.place, is_reduction=execution.is_reduction)
         self.ledger.write_outcome(execution.key, outcome, execution.unchecked_key)

@@ -294,6 +294,8 @@ def _read_record(path: Path) -> RunRecord | None:
         record = RECORD.validate_json(text, strict=True)
         if record.best is not None and not math.isfinite(record.best):
             record.best = None
+        if record.flow == "rlm-chunks" and record.what == "execution":  # An earlier version counted the reduction.
+            record.what, record.total = "chunk", record.total - 1
         _ = record.report_spec  # This raises an error if the objectives are damaged.
         return record
     return None

@@ -138,8 +138,9 @@ class ShardStore:
     outcomes that are in no ledger. The methods raise sqlite3.Error if the disk is full.
     """
 
-    def __init__(self, *, ledger: Ledger, repeats: Repeats | None = None) -> None:
+    def __init__(self, *, ledger: Ledger, total: int, repeats: Repeats | None = None) -> None:
         self._repeats = repeats
+        self._total = total  # the number of the reduction, if there is one
         self._ledger = ledger  # The copies of a location's files are deleted with the ledger.
         # A database without a name is deleted when it is closed. Another thread may read the results.
         self._database = sqlite3.connect("", check_same_thread=False, isolation_level=None)
@@ -262,7 +263,8 @@ class ShardStore:
         return self._build_outcome(line, row.number)
 
     def _build_outcome(self, line: LedgerLine, number: int) -> Outcome:
-        return with_index(line.to_outcome(), number, locate_execution(self._repeats, number))
+        place, is_reduction = locate_execution(self._repeats, number), number == self._total
+        return with_index(line.to_outcome(), number, place, is_reduction=is_reduction)
 
 
 class LazyOutcomes(Sequence[Outcome]):

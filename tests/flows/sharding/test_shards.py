@@ -166,6 +166,7 @@ async def test_chunks_in_shards_are_judged_and_reduced_once_and_a_complete_job_r
         assert report.reduction is not None
         assert report.reduction.outputs == {"total": sum(range(3, 20))}
         assert report["6"]["total"] == 18 + 19
+        assert load_report(str(shared)).summary_fields == report.reduction.outputs
         judged = report["0"].meta.judged
         assert judged is not None
         assert judged["outputs"] == {"total": 0 + 1 + 2}
@@ -180,8 +181,10 @@ async def test_a_resumed_job_with_another_check_runs_no_code_again(shared, tmp_p
     options: dict[str, Any] = {"shards": 2, "results_path": str(shared), "provider": "local:none"}
     inputs = [{"x": x} for x in range(5)]
     for limit in (9, 2, 3):
-        results = await batch(code, inputs, check=f"SUBMIT(passed=submitted.get('y', 9) < {limit})", **options)
+        judge, count = f"SUBMIT(passed=submitted.get('y', 9) < {limit})", "SUBMIT(n=[row['x'] for row in results])"
+        results = await batch(code, inputs, check=judge, summarize=count, **options)
         assert [result.passed for result in results] == [x < limit and x != 3 for x in range(5)]
+        assert results.summary_fields == load_report(str(shared)).summary_fields == {"n": [0, 1, 2, 3, 4]}
     assert ran.read_text() == "x" * 5
     results = await batch(code, inputs, check="SUBMIT(passed=not error)", **{**options, "shards": None})
     assert ([result.passed for result in results], ran.read_text()) == ([x != 3 for x in range(5)], "x" * 5)

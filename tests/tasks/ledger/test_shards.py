@@ -61,7 +61,7 @@ def ledger(tmp_path):
 
 
 def make_store(ledger, executions):
-    store = ShardStore(ledger=ledger)
+    store = ShardStore(ledger=ledger, total=9)
     for execution in executions:
         store.add_execution(execution)
     return store
