@@ -1,5 +1,6 @@
 """The outcome sink of a flow run, which records every outcome."""
 
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from .run import Run
 
 MAX_TYPE_CHARS = 100  # characters of the name of an exception's type, which code chooses
 MAX_LOGGED_FAILURES = 20  # failures of each kind that get a line each in the log
+LOG_INTERVAL_SECONDS = 10.0  # seconds between two lines of progress in the log
 
 Observer = Callable[[Execution, Outcome], None]
 
@@ -55,6 +57,7 @@ class OutcomeSink:
     _has_checked_first: bool = False
     _not_collected_count: int = 0  # executions of which files were not collected
     _error: ConfigurationError | None = None  # the error of `check_first`
+    _logged_at: float = field(default_factory=time.monotonic)  # when the log got its last line of progress
 
     def record(self, execution: Execution, outcome: Outcome) -> None:
         """Record the outcome of an execution that ran here. Raises OSError if the ledger cannot be written."""
@@ -125,6 +128,9 @@ class OutcomeSink:
             self._warn_of_missing_files(execution, outcome.meta.not_collected)
         if self.run.summary is not None:
             self.run.summary.add(outcome)
+            if time.monotonic() >= self._logged_at + LOG_INTERVAL_SECONDS:
+                self._logged_at = time.monotonic()
+                self.run.log.info("%s so far", self.run.summary.count_outcomes(self.run.plan.total))
         self.run.listener.on_outcome(outcome, cached=cached)
         check = self.run.plan.check_first
         if outcome.meta.is_reduction or check is None or self._has_checked_first or not isinstance(outcome, Result):

@@ -304,14 +304,12 @@ async def resolve_run_provider(options: Options) -> SandboxProvider:
 
 def _check_syntax(name: str, code: str) -> None:
     """Raise ConfigurationError if the code of a parameter has a syntax error in this Python."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+    with warnings.catch_warnings(), suppress(ValueError, MemoryError, RecursionError):  # The sandbox reports these.
+        warnings.simplefilter("ignore")
+        try:
             parse_module(read_program(code))
-    except SyntaxError as error:
-        raise ConfigurationError(f"`{name}` is not valid Python: {error.msg} (line {error.lineno})") from None
-    except (ValueError, MemoryError, RecursionError):
-        pass  # The sandbox reports the error.
+        except SyntaxError as error:
+            raise ConfigurationError(f"`{name}` is not valid Python: {error.msg} (line {error.lineno})") from None
 
 
 def _refuse_own_objects(options: Options, tools: dict[str, str]) -> None:

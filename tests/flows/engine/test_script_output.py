@@ -24,3 +24,19 @@ def test_a_script_prints_each_failure_once_without_frames_of_prefect(server: str
     assert any(line.endswith(" - 1: two") for line in lines)
     assert not [line for line in lines if line.lstrip().startswith("File ") and "/prefect/" in line]
     assert lines[-1].startswith("rlm_batch.sandbox.errors.ExecutionsFailed: 1 of 2 executions failed")
+
+
+PROGRESS = """
+from rlm_batch import batch
+from rlm_batch.flows.engine import outcome_sink
+outcome_sink.LOG_INTERVAL_SECONDS = 0.0
+batch.sync("SUBMIT(y=1 / x)", [{"x": x} for x in (2, 1, 0)], max_workers=1, on_failure="return")
+"""
+
+
+def test_a_script_shows_its_progress(server: str, results: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRESS], capture_output=True, text=True, timeout=500, check=False)
+    lines = [line.rpartition(" - ")[2] for line in done.stderr.splitlines() if line.endswith(" so far")]
+    assert lines == [
+        f"{count} of 3 executions succeeded{end} so far" for count, end in ((1, ""), (2, ""), (2, ", 1 failed"))
+    ]
