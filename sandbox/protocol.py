@@ -468,12 +468,10 @@ def encode_value(name: str, value: Any) -> bytes:
         problem = error
     except BaseException as error:  # noqa: BLE001 - such as a MemoryError, which the code handles
         return encode_exception(error)
-    from .requests.data_frames import list_table_rows
-    from .requests.object_values import convert_object
+    from .requests.object_values import convert_value
 
     try:
-        rows = list_table_rows("the result", value)
-        return encode_fields({"value": convert_object(value, is_returned=True) if rows is None else rows})
+        return encode_fields({"value": convert_value(value)})
     except Exception:  # noqa: BLE001 - methods of the object may raise anything
         return encode_exception(TypeError(f"{name} returned no JSON: {problem}"))
 

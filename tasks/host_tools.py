@@ -11,8 +11,12 @@ from typing import Any
 
 from ..blocks.worker_consent import check_tool
 from ..sandbox.errors import ConfigurationError
+from ..sandbox.requests.execution_request import ToolValue, encode_variable
 from ..sandbox.requests.function_code import PROVIDED_NAMES
+from ..sandbox.requests.object_values import convert_value
 from ..sandbox.thread_pool import ThreadPool
+from ..sandbox.wire.context_shape import describe_shape
+from ..sandbox.wire.strict_json import NotJsonError
 
 TOOL_TIMEOUT_SECONDS: float = 60  # default seconds for one call; the end of the execution ends the call too
 IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -23,15 +27,42 @@ _threads = ThreadPool()
 
 
 def name_tools(tools: Mapping[str, Any]) -> dict[str, str]:
-    """Return the tools as JSON: import paths unchanged, and a name in this process for each function.
+    """Return the tools as texts: import paths unchanged, a name in this process for each function, and values as JSON.
 
-    Raises ConfigurationError for a name that code cannot call, and for a value that is neither a path nor a function.
+    Raises ConfigurationError for a name that code cannot use, and for a tool that `read_tool` refuses.
     """
-    tools_as_json: dict[str, str] = {}
-    for name, tool in tools.items():
+    texts: dict[str, str] = {}
+    for name, source in tools.items():
         check_tool_name(name)
-        tools_as_json[name] = name_function(f"the tool {name!r}", tool)
-    return tools_as_json
+        role = f"the tool {name!r}"
+        tool = read_tool(role, source)
+        texts[name] = tool.to_text() if isinstance(tool, ToolValue) else name_function(role, tool)
+    return texts
+
+
+def read_tool(role: str, source: Any) -> Any:
+    """Return a function with its description as docstring, an import path unchanged, or a value as a `ToolValue`.
+
+    The source may be a dict with the `tool` and its `description`. Raises ConfigurationError if JSON cannot hold the
+    value. The message begins with `role`, such as "the tool 'search'".
+    """
+    tool, description = source, ""
+    if isinstance(source, dict) and "tool" in source and source.keys() <= {"tool", "description"}:
+        tool, description = source["tool"], source.get("description", "")
+        if isinstance(tool, str) and IMPORT_PATH.fullmatch(tool):
+            tool = load_function(role, tool)
+    elif isinstance(source, str):
+        return ToolValue.from_text(source) or source
+    if callable(tool):
+        if description:
+            tool = functools.partial(tool)
+            tool.__doc__ = description
+        return tool
+    try:
+        encoded = encode_variable(convert_value(tool))
+    except (NotJsonError, TypeError, ValueError, ConfigurationError) as error:
+        raise ConfigurationError(f"{role} is neither a function nor a value that JSON can hold: {error}") from None
+    return ToolValue(encoded.json, encoded.nonfinite, f"{describe_shape(tool)}. {description}".rstrip())
 
 
 def name_function(role: str, function: Any) -> str:
@@ -47,7 +78,8 @@ def name_function(role: str, function: Any) -> str:
     if isinstance(function, str) and (IMPORT_PATH.fullmatch(function) or function in _functions):
         return function
     raise ConfigurationError(
-        f"{role} is {function!r}: pass a function, or its import path, such as package.module:function"
+        f"{role} is {function!r}: pass a function, or its import path, such as package.module:function; a text for the "
+        "code is the `tool` of a dict with a `description`"
     )
 
 
@@ -58,15 +90,22 @@ def check_tool_name(name: str, taken: Collection[str] = ()) -> None:
         raise ConfigurationError(f"the tool {name!r} has a name that code cannot use, or has already: rename it")
 
 
-def load_tools(tools: Mapping[str, str], timeout: float | None = TOOL_TIMEOUT_SECONDS) -> dict[str, Tool]:
-    """Return the functions, each with a time limit for a call in seconds.
+def load_tools(
+    tools: Mapping[str, Any], timeout: float | None = TOOL_TIMEOUT_SECONDS, taken: Collection[str] = ()
+) -> dict[str, Any]:
+    """Return the functions and values, each function with a time limit for a call in seconds.
 
-    Raises ConfigurationError if one cannot be imported.
+    Raises ConfigurationError for what `name_tools` refuses, a name in `taken`, and a function that cannot be imported.
     """
-    functions: dict[str, Tool] = {}
-    for name, path in name_tools(tools).items():
-        functions[name] = _limit_seconds(name, load_function(f"the tool {name!r}", path), timeout)
-    return functions
+    loaded: dict[str, Any] = {}
+    for name, source in tools.items():
+        check_tool_name(name, taken)
+        role = f"the tool {name!r}"
+        tool = read_tool(role, source)
+        if isinstance(tool, str):
+            tool = load_function(role, name_function(role, tool))
+        loaded[name] = _limit_seconds(name, tool, timeout) if callable(tool) else tool
+    return loaded
 
 
 def load_function(role: str, path: str) -> Tool:

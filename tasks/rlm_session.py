@@ -26,7 +26,7 @@ from ..sandbox.sessions.async_interpreter import AsyncInterpreter
 from ..sandbox.wire.context_shape import MAX_INLINE_CHARACTERS, describe_context
 from ..sandbox.wire.images import build_image_url
 from ..sandbox.wire.strict_json import NotJsonError
-from .host_tools import check_tool_name
+from .host_tools import load_tools
 from .ledger.conversation_ledger import ConversationLedger
 
 if TYPE_CHECKING:
@@ -105,8 +105,7 @@ class RlmSession:
         keywords: dict[str, Any],
         results_path: PathOrLocation | None = None,
     ) -> None:
-        for name in keywords.get("tools") or ():
-            check_tool_name(name, taken=("context", "history"))
+        keywords["tools"] = load_tools(keywords.get("tools") or {}, None, taken=("context", "history"))
         self.answers: list[SessionAnswer] = []
         self._ledger = None if results_path is None else ConversationLedger(results_path)
         self._provider = provider

@@ -23,6 +23,7 @@ from ...sandbox.queries.budget import Usage
 from ...sandbox.queries.records import RlmEvent
 from ...sandbox.queries.recursive_model import DEFAULT_RECURSION, leave_limits_out
 from ...sandbox.requests.code_text import parse_module
+from ...sandbox.requests.execution_request import ToolValue
 from ...tasks.capacity.slots import Slots
 from ...tasks.check import Check
 from ...tasks.execution import Execution
@@ -77,7 +78,7 @@ class Run:
     listener: FlowListener = field(default_factory=FlowListener)
     preparation: Preparation | None = None  # code that runs in each sandbox before the first execution
     check: Check | None = None
-    tools: dict[str, Tool] = field(default_factory=dict[str, Tool])
+    tools: dict[str, Tool | ToolValue] = field(default_factory=dict[str, "Tool | ToolValue"])
     model_access: ModelAccess | None = None
     tracker: QueryTracker = field(default_factory=QueryTracker)
     environment: str = ""  # a phrase such as "in local sandboxes (bubblewrap)", once the provider is checked
@@ -171,6 +172,9 @@ class Run:
                 fingerprint["prepare_seed"] = self.preparation.seed
         if self.tools:
             fingerprint["tools"] = sorted(self.tools)
+        values = {name: tool.compute_digest() for name, tool in self.tools.items() if isinstance(tool, ToolValue)}
+        if values:
+            fingerprint["tool_values"] = values
         if self.check is not None:
             fingerprint["check"] = self.check.code
         if self.options.collect:  # Earlier results lack the files.

@@ -87,7 +87,7 @@ if TYPE_CHECKING:
     ProviderOptions = dict[str, Any] | None
     DataById = Mapping[Any, object]
     Mounts = Mapping[str, str | PurePath] | None
-    ToolsByName = Mapping[str, str | Callable[..., Any]] | None
+    ToolsByName = Mapping[str, object] | None  # functions, import paths and values, and dicts of these
     TurnFunction = str | OnEvent
     PrunerText = str | Mapping[str, object]
     PathText = str | PurePath

@@ -14,7 +14,7 @@ def list_table_rows(name: str, value: Any) -> list[dict[Any, Any]] | None:
 
     Raises ConfigurationError if two columns have one name, the index has a name, or JSON cannot hold a cell.
     """
-    kind = type(value)
+    kind: Any = type(value)  # type: ignore[reportUnknownVariableType]
     if hasattr(kind, "to_pylist") and hasattr(kind, "schema"):  # a Table or a RecordBatch of pyarrow
         check_column_names(value.schema.names, name)
         return list_arrow_rows(value, name)
@@ -47,7 +47,8 @@ def list_arrow_rows(table: Any, name: object) -> list[dict[str, Any]]:
     """Return a dict for each row of a table of pyarrow. Raises ConfigurationError if JSON cannot hold a cell."""
     columns: list[list[Any]] = []
     for field, column in zip(table.schema, table.columns, strict=True):
-        extension = str((field.metadata or {}).get(b"ARROW:extension:name", field.type))
+        metadata: dict[Any, Any] = field.metadata or {}
+        extension = str(metadata.get(b"ARROW:extension:name", field.type))
         if "pandas." in extension:  # The numbers of a Period or an Interval alone would be wrong.
             raise ConfigurationError(f"column {field.name!r} of {name} is {extension}: cast it to text")
         try:
@@ -81,7 +82,7 @@ def _refuse_nanoseconds(name: object, column: str) -> ConfigurationError:
 
 def _convert_cell(name: object, column: Any, cell: Any) -> Any:
     """Return a cell as JSON. Missing cells and NaN become None, and dates and times become text in ISO 8601."""
-    kind = type(cell)
+    kind: Any = type(cell)  # type: ignore[reportUnknownVariableType]
     if cell is None or kind in (str, int, bool):
         return cell
     if kind.__name__ in MISSING_TYPES or (not hasattr(kind, "__len__") and cell != cell):  # NaN differs from itself.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import keyword
 import os
 import unicodedata
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from ..queries.recursion import Queries
 
 PROVIDED_NAMES = frozenset(("SUBMIT", *VOLUME_NAMES))  # defined for all code
-Tools = Mapping[str, Callable[..., Any]]  # functions of the host, by the name that the code calls
+Tools = Mapping[str, Any]  # functions of the host, and values (`ToolValue`), by their names in the code
 FILE_ABOVE_BYTES = 256 * 1024  # JSON; larger values enter the sandbox as a file, not in a frame
 
 
@@ -70,6 +71,25 @@ def encode_variable(value: Any) -> EncodedVariable:
     parts, numbers = encode_values({"value": value})
     pointers = {pointer.removeprefix("/value"): number for pointer, number in numbers.items()}
     return EncodedVariable(b"".join(parts)[len(b'{"value":') : -1], pointers)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolValue(EncodedVariable):
+    """A value that code finds by a tool's name. Models see the description."""
+
+    description: str = ""
+
+    def to_text(self) -> str:
+        """Return the value as text, for a flow's parameter."""
+        return json.dumps({"tool_value": self.json.decode(), "nonfinite": self.nonfinite, "about": self.description})
+
+    @classmethod
+    def from_text(cls, text: str) -> ToolValue | None:
+        """Return the value of a text of `to_text`, or None for another text."""
+        if not text.startswith('{"tool_value":'):
+            return None
+        fields = json.loads(text)
+        return cls(fields["tool_value"].encode(), fields["nonfinite"], fields["about"])
 
 
 def check_variable_name(name: object, where: str = "", taken: Collection[str] = PROVIDED_NAMES) -> None:
@@ -170,12 +190,15 @@ class ExecutionRequest:
         variable_names = (*(self.variables or ()), *(self.encoded or ()))
         self.code = self._read_code(variable_names)
         self._check_variable_names(variable_names)
+        values = {name: tool for name, tool in tools.items() if isinstance(tool, ToolValue)}
+        if values:
+            self.encoded = {**values, **(self.encoded or {})}
         for name, value in (self.encoded or {}).items():
             if value.is_large:
                 self.files[name] = f"{OWN_FILE_PREFIX}-{uuid.uuid4().hex}.json"
         fields: dict[str, Any] = {
             "code": self.code,
-            "names": [name for name in tools if name not in query_tools],
+            "names": [name for name in tools if name not in query_tools and name not in values],
             "output_fields": self.output_fields,
             "files": self.files,
             "queries": self.queries is not None,

@@ -9,6 +9,13 @@ from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
 from ..wire.strict_json import is_certainly_json
+from .data_frames import list_table_rows
+
+
+def convert_value(value: Any) -> Any:
+    """Convert a table to a list of rows, and another object like `convert_object`, with named tuples as dicts."""
+    rows = list_table_rows("the value", value)
+    return convert_object(value, is_returned=True) if rows is None else rows
 
 
 def convert_object(value: Any, *, is_returned: bool = False) -> Any:
@@ -16,7 +23,8 @@ def convert_object(value: Any, *, is_returned: bool = False) -> Any:
 
     Named tuples become dicts if `is_returned`, and otherwise lists. Raises TypeError and ValueError for other values.
     """
-    is_array = hasattr(type(value), "tolist")
+    kind: Any = type(value)  # type: ignore[reportUnknownVariableType]
+    is_array = hasattr(kind, "tolist")
     if is_array or isinstance(value, (str, int, float)) or is_certainly_json(value):
         return value
     if isinstance(value, BaseModel):

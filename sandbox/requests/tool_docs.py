@@ -8,10 +8,12 @@ QUOTED_TYPE = re.compile(r"(: |-> )(['\"])(.*?)\2")  # an annotation in a signat
 
 
 def describe_tool(name: str, tool: Any) -> str:
-    """Return a tool's signature and its docstring.
+    """Return a function's signature and docstring, or the description of a value.
 
     Defaults other than numbers and None are `...`, because a `partial` may hold a secret.
     """
+    if not callable(tool):
+        return f"`{name}`: {tool.description}"
     shown = "(...)"
     try:
         signature = inspect.signature(tool)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .images import IMAGE_START
+from .names import add_article
 from .strict_json import convert_fields, dumps
 
 TYPE_CHECKING = False
@@ -41,7 +42,7 @@ def describe_shape(value: Any, depth: int = 3) -> str:
     if isinstance(value, (list, tuple)):
         items: list[Any] = list(value)  # type: ignore[reportUnknownArgumentType]
         return f"a list of {len(items):,} items{_describe_items(items, 'first', depth)}"
-    return f"a {type(value).__name__}"
+    return add_article(type(value).__name__)
 
 
 def _describe_items(items: list[Any], name: str, depth: int) -> str:

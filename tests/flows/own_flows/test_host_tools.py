@@ -20,7 +20,12 @@ from rlm_batch import ConfigurationError, batch, load_report, open_rlm, rlm, seq
 from rlm_batch.sandbox.outcomes.outcome_json import outcome_to_json
 from rlm_batch.tasks import host_tools
 
+from ...infra.scripted_turns import format_turn
+from ...standins.openai_chat import ChatServer
+
 pytestmark = pytest.mark.anyio
+
+NAME = "openai/gpt-4o-mini"
 
 
 async def look_up(city: str, *, scale: int = 1) -> dict[str, int]:
@@ -120,7 +125,9 @@ async def test_invalid_tools_are_refused_before_a_sandbox_opens(
     wrong: list[tuple[dict[Any, Any], str]] = [
         ({"look up": len}, "has a name that code cannot use"),
         ({"SUBMIT": len}, "a name that code .* has already"),
-        ({"size": 3}, "is 3: pass a function, or its import path"),
+        ({"size": object()}, "is neither a function nor a value that JSON can hold"),
+        ({"size": "a text"}, "is 'a text': pass a function, or its import path"),
+        ({"size": {"tool": "no.such:function", "description": "d"}}, "no.such:function, cannot be imported"),
         ({"size": "os.path"}, "is 'os.path': pass a function"),
         ({"size": "no.such:function"}, "no.such:function, cannot be imported on this host"),
         ({"size": "os.path:nothing"}, "cannot be imported on this host"),
@@ -135,3 +142,51 @@ async def test_invalid_tools_are_refused_before_a_sandbox_opens(
         await batch(["SUBMIT(1)"], tools={"size": "os.path:basename"})
     allow(allowed_tools=["os.path:basename", "json:dumps"])
     assert (await batch(["SUBMIT(size('/a'))"], tools={"size": "os.path:basename"}))[0].output == "a"
+
+
+def get_tools() -> dict[str, Any]:
+    return {
+        "rates": {"tool": {"vat": [0.2, math.inf]}, "description": "Tax rates by name."},
+        "manual": {"tool": "Read this. " * 40_000, "description": "How to count."},
+        "get_size": {"tool": "os.path:getsize", "description": "Return the bytes of a file."},
+        "shout": {"tool": str.upper, "description": "Write large."},
+        "limit": 7,
+        "names": ("a", "b"),
+    }
+
+
+async def test_values_and_descriptions_are_tools(chat: ChatServer, openai: ChatServer, tmp_path: Path):
+    code = "SUBMIT([rates['vat'][1] > 9, len(manual), get_size('/') > 0, shout('a'), limit, names])"
+    expected = [True, 440_000, True, "A", 7, ["a", "b"]]
+    ledger = tmp_path / "ledger"
+    (result,) = await batch([code], tools=get_tools(), provider="local:none", results_path=ledger)
+    assert result.output == expected
+    assert result.meta.variables == {}
+    assert result.meta.tool_calls == {"get_size": 1, "shout": 1}
+    (again,) = await batch([code], tools=get_tools(), provider="local:none", results_path=ledger)
+    assert again.meta.sandbox_id == result.meta.sandbox_id
+    changed = {**get_tools(), "limit": 8}
+    (other,) = await batch([code], tools=changed, provider="local:none", results_path=ledger)
+    assert other.output == [*expected[:4], 8, ["a", "b"]]
+
+    chat.script = lambda _: format_turn(f"limit = 9\n{code.replace('limit, ', '7, ')}")
+    async with open_rlm(NAME, "local:none", tools=get_tools()) as session:
+        for question in ("q?", "again?"):
+            assert (await session.ask(question)).value == expected
+    answer = await rlm("q?", NAME, tools=get_tools(), provider="local:none")
+    assert answer.value == expected
+    for request in (chat.requests[0], chat.requests[-1]):
+        instructions = request.messages[0]
+        assert "- `rates`: a dict of 1 keys: 'vat', the first value is a list of 2 items" in instructions
+        assert ". Tax rates by name.\n- `manual`: a str of 440,000 characters. How to count.\n" in instructions
+        assert "`get_size(filename)`: Return the bytes of a file.\n- `shout(self, /)`: Write large.\n" in instructions
+        assert "- `limit`: an int.\n- `names`: a list of 2 items" in instructions
+
+
+async def test_a_value_of_a_tool_is_found_anew_in_each_turn(chat: ChatServer, openai: ChatServer):
+    turns = iter([format_turn("limits.append(3)\nprint(limits)"), format_turn("SUBMIT(limits)")])
+    chat.script = lambda _: next(turns)
+    async with open_rlm(NAME, "local:none", tools={"limits": [1, 2]}) as session:
+        answer = await session.ask("q?")
+    assert answer.value == [1, 2]
+    assert answer.trajectory[0]["output"] == "[1, 2, 3]"
