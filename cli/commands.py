@@ -11,7 +11,8 @@ COMMANDS = {
     **FLOWS,
     "report": """Print a run's table and write its HTML report, or compare two runs.
 
-The report has charts and failures in one file that needs no network. A comparison joins executions by their variables.
+The report has charts and failures in one file that needs no network. A comparison joins executions by their variables,
+or by those of --by.
 """,
     "rerun": """Run one execution of a run again, with its output live.
 

@@ -166,7 +166,10 @@ def _show_comparison(readers: Sequence[LedgerReader], comparison: Comparison, *,
             print_json(comparison.to_json(pair))
     else:
         print_table(comparison.list_rows(), len(comparison.pairs))
-    return ReportContent("Comparison of A and B", "pair", figures, "Pairs", comparison.list_rows())
+    rows = comparison.list_rows()
+    omitted = len(comparison.pairs) + 1 - len(rows)
+    notes = [f"--csv writes {omitted:,} more pairs."] if omitted else []
+    return ReportContent("Comparison of A and B", "pair", figures, "Pairs", rows, notes)
 
 
 def _write_page(content: ReportContent, path: Path) -> None:

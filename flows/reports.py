@@ -14,7 +14,7 @@ from .reporting.best_trials import BestTrials
 from .reporting.columns import Tables
 from .reporting.export import build_data_frame
 from .reporting.groups import describe_repeats, group_outcomes, is_incomplete
-from .reporting.pass_at_k import PassAtK, pass_at_k, pass_hat_k
+from .reporting.pass_at_k import PassAtK, pass_at_k, pass_hat_k, share_sections
 from .reporting.summary import RunSummary, describe_reduction
 from .reporting.table import MAX_SHOWN_ROWS, NO_FEASIBLE_TRIAL, OutcomeTable, align_rows
 
@@ -157,15 +157,22 @@ class Report(Sequence[ItemT]):
     def pass_at_k(self, k: int, field: str = "passed", by: str | Sequence[str] | None = None) -> PassAtK:
         """Return the estimate of pass@k over the inputs.
 
-        The arguments, the estimate and the errors are those of the function `pass_at_k`.
+        Args:
+            k: The number of samples of which one, or for pass^k each, must pass.
+            field: The field that says whether a sample passed. Default: "passed".
+            by: The variable, or the variables, that name the input of a sample. Default: all variables but `repeat`.
+
+        Returns:
+            The estimate, with an interval of 95 %.
+
+        Raises:
+            ConfigurationError: An input has fewer than k samples, or a sample lacks the field or a variable.
         """
         return pass_at_k(self.outcomes, k, field, by)
 
+    @share_sections(pass_at_k)
     def pass_hat_k(self, k: int, field: str = "passed", by: str | Sequence[str] | None = None) -> PassAtK:
-        """Return the estimate of pass^k over the inputs: the chance that each of k samples passes.
-
-        The arguments, the estimate and the errors are those of the function `pass_at_k`.
-        """
+        """Return the estimate of pass^k over the inputs: the chance that each of k samples passes."""
         return pass_hat_k(self.outcomes, k, field, by)
 
     def check(self, code: Any, **options: Any) -> "TrialsReport":

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ...sandbox.errors import ConfigurationError
 from ...sandbox.outcomes.outcome_json import get_status
 from ...sandbox.outcomes.text_escape import escape_text
 from ...sandbox.result import Failure, Outcome
@@ -102,7 +103,11 @@ class Comparison:
     def compute_interval(self, name: str) -> tuple[float, float] | None:
         """Return the interval of 95 % of the mean difference of a field, B minus A, by Student's t.
 
-        It is None if fewer than three pairs have the field in both runs, or if all differences are equal.
+        Args:
+            name: The name of a numeric field.
+
+        Returns:
+            Both ends; or None if fewer than three pairs have the field in both runs, or all differences are equal.
         """
         values = [pair.read_field(name)[2] for pair in self.pairs]
         differences = [value for value in values if value is not None]
@@ -233,10 +238,18 @@ def compare_runs(first: LedgerReader, second: LedgerReader) -> Comparison:
 
     Executions with the same variables are joined in their order. If a run has repeats, each group counts once in both
     runs, with the aggregate of its fields. If the readers have `by`, each of their rows counts once.
+
+    Raises ConfigurationError if an execution lacks a variable of `by`.
     """
     specs = [reader.spec for reader in (first, second)]
     has_repeats = any(spec.repeats is not None for spec in specs)
-    first_sides, second_sides = (_read_sides(reader, has_repeats=has_repeats) for reader in (first, second))
+    sides: list[dict[tuple[str, int], Side]] = []
+    for reader in (first, second):
+        try:
+            sides.append(_read_sides(reader, has_repeats=has_repeats))
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{reader.ledger.path}: {error.text}") from None
+    first_sides, second_sides = sides
     pairs = [Pair(side.variables, (side, second_sides.get(key))) for key, side in first_sides.items()]
     pairs += [Pair(side.variables, (None, side)) for key, side in second_sides.items() if key not in first_sides]
     submitted = dict.fromkeys(name for pair in pairs for side in pair.sides if side for name in side.numbers)

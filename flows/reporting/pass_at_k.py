@@ -1,17 +1,19 @@
 """The estimates of pass@k and pass^k: the chances that one, or each, of k samples of an input passes."""
 
+import inspect
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.outcomes.outcome_json import get_status
 from ...sandbox.result import Outcome, Result
 from ...tasks.repeats import REPEAT
 
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 Z_95 = 1.959963984540054  # the quantile of the normal distribution for an interval of 95 %
 
 
@@ -50,6 +52,17 @@ class PassAtK:
         )
 
 
+def share_sections(source: Callable[..., Any]) -> Callable[[FunctionT], FunctionT]:
+    """Return a decorator that appends a docstring's sections, from `Args` on, to the docstring of a function."""
+
+    def append(function: FunctionT) -> FunctionT:
+        _, _, sections = inspect.cleandoc(source.__doc__ or "").partition("\n\nArgs:\n")
+        function.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\nArgs:\n{sections}"
+        return function
+
+    return append
+
+
 def pass_at_k(
     outcomes: Iterable[Outcome], k: int, field: str = "passed", by: str | Sequence[str] | None = None
 ) -> PassAtK:
@@ -68,7 +81,7 @@ def pass_at_k(
 
     Args:
         outcomes: The outcomes of all executions.
-        k: The number of samples of which one must pass.
+        k: The number of samples of which one, or for pass^k each, must pass.
         field: The field that says whether a sample passed: true or false, or 1 or 0.
         by: The variable, or the variables, that name the input of a sample. By default, all variables but `repeat`; in
             a run with `repeats`, each input is one.
@@ -82,13 +95,14 @@ def pass_at_k(
     return _estimate(outcomes, k, field, by, is_hat=False)
 
 
+@share_sections(pass_at_k)
 def pass_hat_k(
     outcomes: Iterable[Outcome], k: int, field: str = "passed", by: str | Sequence[str] | None = None
 ) -> PassAtK:
     """Return the estimate of pass^k over the inputs of a run: the chance that each of k samples of an input passes.
 
     An input with n samples, of which c passed, has the unbiased estimate C(c, k) / C(n, k) of Yao et al. 2024,
-    "tau-bench" (arXiv:2406.12045). Samples, arguments, errors and the interval are those of `pass_at_k`.
+    "tau-bench" (arXiv:2406.12045). Samples and the interval are those of `pass_at_k`.
     """
     return _estimate(outcomes, k, field, by, is_hat=True)
 

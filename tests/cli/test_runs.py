@@ -270,7 +270,9 @@ def test_runs_with_different_prompts_are_joined_by_the_question(
     ]  # fmt: skip
     assert "\n=4," not in raw.read_text()
     assert ",=4," in raw.read_text()
-    assert "execution 0 has no variable 'task': it has question, prompt" in refused("report", "a", "b", "--by", "task")
+    make_run(root / "c", "third", [make_trial(0, {"task": 1}, passed=True)])
+    message = f"rlm-batch: {root}/c: execution 0 has no variable 'question': it has task\n"
+    assert refused("report", "first", "third", "--by", "question") == message
     for option in ("--usage", "--parquet=x", "--messages=x", "--show-output", "--execution=1"):
         assert "takes only --by, --csv, --html, --json and --raw-csv" in refused("report", "a", "b", option)
 

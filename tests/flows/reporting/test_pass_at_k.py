@@ -1,12 +1,14 @@
 """The estimate of pass@k of a run's outcomes."""
 
+import inspect
 import itertools
 import json
 import re
+from typing import Any
 
 import pytest
 
-from rlm_batch import CodeError, ConfigurationError, Failure, Result, pass_at_k, pass_hat_k
+from rlm_batch import CodeError, ConfigurationError, Failure, Result, TrialsReport, pass_at_k, pass_hat_k
 from rlm_batch.flows.reporting.summary import RunSummary
 from rlm_batch.sandbox import errors
 from rlm_batch.sandbox.meta import Meta, QuerySummary
@@ -71,6 +73,20 @@ def test_failures_count_as_samples_that_did_not_pass():
     estimate = pass_at_k(samples("+!", "!!"), 1)
     assert estimate.value == 0.25
     assert str(estimate).endswith("2 inputs, 4 samples, 3 failed)")
+
+
+def test_samples_whose_failure_a_check_judged_count_as_failed():
+    judged: dict[str, Any] = {"outputs": {}, "error": {"type": "CodeCrashed", "text": "gone"}}
+    fine = Result({"passed": True}, Meta(index=1, judged={"outputs": {"y": 1}, "error": None}))
+    estimate = pass_at_k([Result({"passed": False}, Meta(index=0, judged=judged)), fine, *samples("!")], 1, by=[])
+    assert (estimate.samples, estimate.failures) == (3, 2)
+
+
+def test_both_estimates_describe_the_same_arguments():
+    for first, second in ((pass_at_k, pass_hat_k), (TrialsReport.pass_at_k, TrialsReport.pass_hat_k)):
+        sections = [(inspect.getdoc(function) or "").partition("Args:")[2] for function in (first, second)]
+        assert sections[0] == sections[1]
+        assert "field: The field that says whether a sample passed" in sections[0]
 
 
 def test_what_did_not_run_to_the_end_is_left_out_and_the_number_is_said():
