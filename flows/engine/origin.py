@@ -14,6 +14,7 @@ from ...blocks.git import describe_checkout
 from ...blocks.language_model.credentials import CredentialMask
 from ...sandbox.outcomes.text_escape import change_texts
 from ...tasks.ledger.run_record import Origin
+from ..inputs.host_paths import hash_input
 from ..inputs.spilling import read_codes, spill_long_parameters
 from ..parameters import find_contents
 from .run import Run
@@ -45,6 +46,8 @@ def _complete_origin(origin: Origin, run: Run) -> None:
             text = "\n\n".join(read_codes(parameters[name]))
             origin.code[name] = text[:MAX_CODE_CHARACTERS]
             origin.facts[f"SHA-256 of {name}"] = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
+        elif content.is_path_if_text and isinstance(parameters[name], str) and os.path.isfile(parameters[name]):
+            origin.facts[f"SHA-256 of {name}"] = hash_input(parameters[name])
     models = [] if run.model_access is None else run.model_access.list_settings()
     names = run.options.secrets or ()  # The names of secrets are none.
     hide = CredentialMask(
