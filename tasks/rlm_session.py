@@ -6,6 +6,7 @@ import asyncio
 import time
 import uuid
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
@@ -14,6 +15,7 @@ from pydantic import ValidationError
 from ..blocks.interpreters import ProviderSandboxes
 from ..blocks.problems import describe_problems
 from ..blocks.registry import PROVIDERS, make_unsaved_provider, resolve_provider
+from ..blocks.storage.location_parsing import parse_location
 from ..sandbox.cancellation import run_shielded
 from ..sandbox.errors import ConfigurationError, NotRun, OutcomeUnknown, RlmBatchError, SandboxLost
 from ..sandbox.meta import NOTHING_ASKED, Meta, QuerySummary
@@ -349,7 +351,7 @@ def open_rlm(
     compact_tokens: int | None = None,
     turn_timeout: float | None = 60.0,
     timeout: float | None = 600.0,
-    results_path: PathOrLocation | None = None,
+    results_path: str | PathLike[str] | None = None,
     **keywords: Any,
 ) -> RlmSession:
     """Return a conversation with a recursive language model, as an async context manager.
@@ -403,9 +405,12 @@ def open_rlm(
         )
     except ValidationError as error:
         raise ConfigurationError(describe_problems(error)) from None
+    if results_path == "":
+        raise ConfigurationError("results_path is empty: give the path of a directory, or a location")
+    ledger = None if results_path is None else parse_location(results_path)
     source = _read_source(context, context_volume_path)
     keywords |= {"language_model": language_model, "sub_model": sub_model}
-    return RlmSession(provider, settings, source, timeout, keywords, results_path)
+    return RlmSession(provider, settings, source, timeout, keywords, ledger)
 
 
 def _read_source(context: Any, volume_path: str | None) -> Any:

@@ -16,7 +16,7 @@ from rlm_batch import InterpreterFactory, LanguageModel, LocalInterpreter
 from rlm_batch.sandbox.sandbox_api import Sandbox
 from rlm_batch.sandbox.sync_interpreter import SyncInterpreter
 
-from ..infra.scripted_turns import FAILING_CHILD, make_script
+from ..infra.scripted_turns import DSPY_MARK, FAILING_CHILD, format_dspy_turn, make_script
 
 NAME = "openai/gpt-4o-mini"
 
@@ -280,6 +280,53 @@ def test_dspys_rlm_runs_with_its_model_tools_and_sub_agents(chat, dspy):
     answer = rlm(context="a text", query="how many?")
     assert answer.answer == "Ghent: 265000"
     assert len(answer.trajectory) == 2
+
+
+@pytest.mark.full
+def test_gepa_improves_the_prompt_of_a_recursive_model_with_eight_threads(chat, dspy):
+    """Each rollout has a sandbox of its own, and at most eight are open."""
+    opened, open_now, most = [], set(), []
+
+    class Counted(LocalInterpreter):
+        def start(self):
+            if self not in open_now:
+                opened.append(self)
+                open_now.add(self)
+                most.append(len(open_now))
+            return super().start()
+
+        def shutdown(self):
+            super().shutdown()
+            open_now.discard(self)
+
+    def script(request):
+        if "new_instruction" in request.text:
+            return '{"new_instruction": "Count the words, and ADD ONE."}'
+        if DSPY_MARK not in request.text:
+            return "seen"
+        if "seen" in request.messages[-1]:
+            return format_dspy_turn(f"SUBMIT(answer=str(n + {int('ADD ONE' in request.text)}))")
+        return format_dspy_turn("n = len(context.split())\nprint(n, llm_query('a word?'))")
+
+    def judge(example, prediction, *_):
+        return dspy.Prediction(score=float(prediction.answer == example.answer), feedback="One more is right.")
+
+    def make_example(count):
+        texts = {"context": "w " * count, "query": "How many words, and one?", "answer": str(count + 1)}
+        return dspy.Example(texts).with_inputs("context", "query")
+
+    chat.script, chat.delay = script, 0.05
+    rlm = dspy.RLM("context, query -> answer", interpreter_factory=InterpreterFactory(Counted))
+    optimizer = dspy.GEPA(
+        metric=judge, max_metric_calls=60, num_threads=8, reflection_lm=dspy.settings.lm, track_stats=True
+    )
+    train, validation = [make_example(count) for count in range(3, 9)], [make_example(count) for count in range(9, 21)]
+    best = optimizer.compile(rlm, trainset=train, valset=validation)
+    assert best.detailed_results.val_aggregate_scores == [0.0, 1.0]
+    assert best(context="a b c", query="How many words, and one?").answer == "4"
+    assert len(opened) >= 60
+    assert max(most) == 8
+    assert not open_now
 
 
 @pytest.mark.full

@@ -395,6 +395,8 @@ async def test_turns_are_reported_and_questions_wait_for_each_other(chat: ChatSe
         ({"output_type": "list[open]"}, r"`output_type` is list\[open\], a str and not a type"),
         ({"context": "x", "context_volume_path": "y"}, "the context is given twice"),
         ({"nonsense": 1}, "LocalSandbox has no field nonsense"),
+        ({"results_path": ""}, "results_path is empty"),
+        ({"results_path": "nowhere://x"}, "Protocol not known"),
     ],
 )
 async def test_a_wrong_argument_is_refused_before_a_sandbox_opens(arguments: dict[str, Any], message: str) -> None:
