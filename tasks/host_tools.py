@@ -83,20 +83,20 @@ def name_function(role: str, function: Any) -> str:
     )
 
 
-def check_tool_name(name: str, taken: Collection[str] = ()) -> None:
+def check_tool_name(name: Any, taken: Collection[str] = ()) -> None:
     """Raise ConfigurationError if code cannot call a tool by this name, or the name is that of something else."""
-    is_identifier = name.isidentifier() and not keyword.iskeyword(name)
+    is_identifier = isinstance(name, str) and name.isidentifier() and not keyword.iskeyword(name)
     if not is_identifier or name in PROVIDED_NAMES or name in taken:
         raise ConfigurationError(f"the tool {name!r} has a name that code cannot use, or has already: rename it")
 
 
-def load_tools(
-    tools: Mapping[str, Any], timeout: float | None = TOOL_TIMEOUT_SECONDS, taken: Collection[str] = ()
-) -> dict[str, Any]:
+def load_tools(tools: Any, timeout: float | None = TOOL_TIMEOUT_SECONDS, taken: Collection[str] = ()) -> dict[str, Any]:
     """Return the functions and values, each function with a time limit for a call in seconds.
 
     Raises ConfigurationError for what `name_tools` refuses, a name in `taken`, and a function that cannot be imported.
     """
+    if not isinstance(tools, Mapping):
+        raise ConfigurationError(f"`tools` is a {type(tools).__name__}: pass a dict of functions by name")
     loaded: dict[str, Any] = {}
     for name, source in tools.items():
         check_tool_name(name, taken)

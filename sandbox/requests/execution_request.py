@@ -9,6 +9,7 @@ import os
 import unicodedata
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -86,10 +87,10 @@ class ToolValue(EncodedVariable):
     @classmethod
     def from_text(cls, text: str) -> ToolValue | None:
         """Return the value of a text of `to_text`, or None for another text."""
-        if not text.startswith('{"tool_value":'):
-            return None
-        fields = json.loads(text)
-        return cls(fields["tool_value"].encode(), fields["nonfinite"], fields["about"])
+        with suppress(ValueError, TypeError, LookupError):
+            fields = json.loads(text)
+            return cls(fields["tool_value"].encode(), fields["nonfinite"], fields["about"])
+        return None
 
 
 def check_variable_name(name: object, where: str = "", taken: Collection[str] = PROVIDED_NAMES) -> None:

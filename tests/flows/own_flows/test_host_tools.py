@@ -114,6 +114,9 @@ async def test_objects_that_tools_return_become_json():
 async def test_a_name_that_the_code_of_a_question_has_is_refused_before_anything_runs(name: str):
     with pytest.raises(ConfigurationError, match=f"the tool '{name}' has a name"):
         await rlm("q?", "openai/gpt-4o-mini", tools={name: len})
+    for tools in ([len], {1: len}):
+        with pytest.raises(ConfigurationError, match=r"pass a dict|has a name"):
+            open_rlm("openai/gpt-4o-mini", tools=tools)
     if name != "query":
         with pytest.raises(ConfigurationError, match=f"the tool '{name}' has a name"):
             open_rlm("openai/gpt-4o-mini", tools={name: len})
@@ -129,6 +132,7 @@ async def test_invalid_tools_are_refused_before_a_sandbox_opens(
         ({"size": "a text"}, "is 'a text': pass a function, or its import path"),
         ({"size": {"tool": "no.such:function", "description": "d"}}, "no.such:function, cannot be imported"),
         ({"size": "os.path"}, "is 'os.path': pass a function"),
+        ({"size": '{"tool_value": 1'}, "pass a function"),
         ({"size": "no.such:function"}, "no.such:function, cannot be imported on this host"),
         ({"size": "os.path:nothing"}, "cannot be imported on this host"),
         ({"size": "os.path:sep"}, "is no function but str"),
