@@ -67,14 +67,18 @@ FlowAction = Callable[[type[FlowParameters[Any]], list[str], dict[str, Any]], in
 
 
 def make_run_action(
-    show_output: bool = False, json: bool = False, usage: bool = False, name: str | None = None, tag: Sequence[str] = ()
+    show_output: bool = False,
+    json: bool = False,
+    usage: bool = False,
+    name: str | None = None,
+    tag: Sequence[str] | None = None,
 ) -> FlowAction:
     """Return the action of a command that runs a flow here, with a name and tags, and prints its outcomes."""
 
     def run(model: type[FlowParameters[Any]], files: list[str], values: dict[str, Any]) -> int:
         from .run_flow import run_flow
 
-        return run_flow(model, files, OutputFormat(show_output, json, usage), values, name, tag)
+        return run_flow(model, files, OutputFormat(show_output, json, usage), values, name, tag or ())
 
     return run
 
@@ -180,11 +184,13 @@ Environment = Annotated[
         negative=(),
     ),
 ]
-Name = Annotated[str | None, Parameter(help="Name of the run, for rlm-batch report and Prefect; by default a new one")]
-Tags = Annotated[list[str], Parameter(help="Tag of the run, here and in Prefect (repeatable)", negative=())]
+Name = Annotated[str | None, Parameter(help="Name of the run, here and in Prefect", metavar="NAME")]
+Tags = Annotated[
+    list[str] | None, Parameter(help="Tag of the run, here and in Prefect (repeatable)", metavar="TAG", negative=())
+]
 OUTPUT_OPTIONS = [
     Option(inspect.Parameter("name", KEYWORD_ONLY, default=None, annotation=Name), RESULTS),
-    Option(inspect.Parameter("tag", KEYWORD_ONLY, default=(), annotation=Tags), RESULTS),
+    Option(inspect.Parameter("tag", KEYWORD_ONLY, default=None, annotation=Tags), RESULTS),
     Option(inspect.Parameter("show_output", KEYWORD_ONLY, default=False, annotation=ShowOutput), RESULTS),
     Option(inspect.Parameter("json", KEYWORD_ONLY, default=False, annotation=Json), RESULTS),
     Option(inspect.Parameter("usage", KEYWORD_ONLY, default=False, annotation=ShowUsage), RESULTS),
