@@ -40,14 +40,16 @@ QUICKSTARTS = [
     ("MARKET", "p = fetch_stock_price\nSUBMIT([10 * p('AAPL')['price'], MARKET['currency']])", '[1785.0, "USD"]'),
     ("dspy.RLM(", "SUBMIT(output=[word for word in context.split() if word[0].isdigit()][0].rstrip('.'))", "417"),
     ("output_type", "SUBMIT([word for word in context.split() if word[0].isdigit()][0].rstrip('.'))", "417"),
-    ("run_long_context", "SUBMIT(len(context))", "14000"),
+    ("Summarize the architecture", "SUBMIT(len(context))", "14000"),
+    ("rlm-volume-dspy", "", "hello"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("words", "code", "printed"), QUICKSTARTS, ids=[words for words, *_ in QUICKSTARTS])
-def test_a_ported_first_program_prints_its_answer(
+def test_a_ported_first_program_prints_its_output(
     server: str,
     openai: ChatServer,
+    account: Callable[..., None],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -56,8 +58,9 @@ def test_a_ported_first_program_prints_its_answer(
     printed: str,
 ) -> None:
     """The model's code uses the context, the tools and the prepared names of the program."""
-    words = words.replace("run_long_context", "Summarize the architecture")
     (block,) = [block for block in blocks("python") if block.page == PAGE and words in block.text]
+    if "Daytona" in block.text:
+        account("daytona")
     monkeypatch.setenv("RLM_BATCH_RESULTS", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     write_files(tmp_path)
@@ -114,3 +117,7 @@ async def test_code_for_other_recursive_models_finds_its_calls(chat: ChatServer)
     by_model = [(request.model, MARK in request.text) for request in chat.requests]
     assert sorted(set(by_model)) == [("gpt-4o", False), ("gpt-4o", True), ("gpt-4o-mini", False), ("gpt-4o-mini", True)]
     assert [query["model"] for query in answer.queries.tree[0]["queries"]].count("openai/gpt-4o") == 5
+
+
+def test_every_program_of_the_page_is_tested() -> None:
+    assert len([block for block in blocks("python") if block.page == PAGE]) == len(QUICKSTARTS)

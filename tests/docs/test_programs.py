@@ -17,8 +17,12 @@ from ..standins.git_server import GitServer
 from ..standins.openai_chat import ChatServer
 from .pages import PAGES, ROOT, Block, blocks, commands, read_page
 
-# `test_cookbook.py` runs the blocks of tests with pytest.
-PROGRAMS = [block for block in blocks("python") if "rlm_batch" in block.text and "def test_" not in block.text]
+# `test_cookbook.py` runs the blocks of tests with pytest, and `test_coming_from.py` the programs of its page.
+PROGRAMS = [
+    block
+    for block in blocks("python")
+    if "rlm_batch" in block.text and "def test_" not in block.text and block.page != "docs/coming-from.md"
+]
 CODE = [block for block in blocks("python") if "rlm_batch" not in block.text]
 REVIEW = '{"stars": 3, "complaints": ["slow service"]}'  # the answer to a query with a format
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
