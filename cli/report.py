@@ -17,14 +17,14 @@ from ..flows.reporting.conversations import write_conversations
 from ..flows.reporting.document import make_excerpt, render_html
 from ..flows.reporting.export import write_csv, write_csv_rows, write_parquet
 from ..flows.reporting.ledger_reader import LedgerReader, find_last_run
-from ..flows.reporting.report import ReportContent, build_report, build_summary_rows, describe_usage
+from ..flows.reporting.report import ReportContent, build_report, build_summary_rows
 from ..flows.reporting.table import EXIT_NOTE
+from ..flows.reporting.turns import ShownQueries, TurnsReader
 from ..flows.reports import describe_outcome, get_row_number
 from ..flows.search.importances import compute_importances
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.outcomes.outcome_json import get_status
 from ..sandbox.outcomes.text_escape import escape_json, escape_text
-from ..sandbox.queries.budget import Usage
 from ..sandbox.result import Failure, Outcome
 from .earlier_run import open_run
 from .option_names import describe_error
@@ -33,6 +33,8 @@ from .output import Flag, Json, OutputFormat, ShowOutput, ShowUsage, print_json,
 Export = tuple[str | None, str, Callable[[Path], object]]  # a file's name, its kind, and a function that writes it
 OutputFile = Annotated[str | None, Parameter(metavar="FILE")]
 INDENT = "  "  # indents a query below the query that asked it
+# The marks of a turn's lines. Prompts have "? ", answers "= ", and errors "! ".
+MARKS = {"summary": "~ ", "thoughts": "~ ", "model": "# ", "code": "> ", "output": "| "}
 
 
 def report(
@@ -59,7 +61,8 @@ def report(
             apostrophe.
         by: Variable whose values name an input (repeatable). Each row is then an input with all its samples, and two
             runs are joined by their inputs.
-        execution: Print all of one execution instead: variables, fields or error, and output
+        execution: Print all of one execution instead: variables, fields or error, output, and the turns and queries of
+            language models
         raw_csv: Write text to the CSV file unchanged, for programs other than spreadsheets
         parquet: Parquet file with the rows of the CSV file; needs pyarrow
         messages: File with a line of JSON for each conversation with a language model, as chat messages. The run needs
@@ -89,7 +92,7 @@ def report(
         runs = (last.results_path,)
     reader = replace(open_run(runs[0]), by=by)
     if execution is not None:
-        _show_execution(reader.find_outcome(execution), is_json=json)
+        _show_execution(reader, execution, is_json=json)
         return 0
     page = reader.ledger.path / "report.html" if html is None else Path(html).expanduser().absolute()
     _show_report(reader, page, output, shows_queries=show_queries)
@@ -132,23 +135,27 @@ def _show_report(reader: LedgerReader, page: PathOrLocation, output: OutputForma
         if output.shows_output:
             print_outputs(reader.read_outcomes(with_reduction=True))
         if shows_queries:
-            _print_queries(reader.read_outcomes(with_reduction=True))
+            _print_queries(reader, reader.read_outcomes(with_reduction=True))
     folder = str(page).rpartition("/")[0]
     results = reader.ledger.path
     files = results / "files" if isinstance(results, Path) and str(results) != folder else None
-    text = render_html(build_report(summary, reader.records, importances), folder, files)
+    turns = TurnsReader(reader) if summary.asked else None
+    text = render_html(build_report(summary, reader.records, importances), folder, files, turns)
     _write(page, lambda path: path.write_text(text, "utf-8", "replace"))
     print(f"Report: {page}", file=sys.stderr if output.is_json else sys.stdout)
 
 
-def _print_queries(outcomes: Iterable[Outcome]) -> None:
+def _print_queries(reader: LedgerReader, outcomes: Iterable[Outcome]) -> None:
     """Print the queries that each execution's code asked, under the execution's number."""
+    turns_reader = TurnsReader(reader)
     for outcome in outcomes:
         if outcome.meta.queries.tree:
             print(f"\n{outcome.meta.index}:")
-        for record in outcome.meta.queries.tree:
-            for line in _format_query(record):
+            execution = turns_reader.read_execution(outcome)
+            for line in _format_queries(ShownQueries([execution], 0)):
                 print(line)
+    if turns_reader.note:
+        print(f"\n{turns_reader.note}")
 
 
 def _show_comparison(readers: Sequence[LedgerReader], comparison: Comparison, *, is_json: bool) -> ReportContent:
@@ -176,8 +183,9 @@ def _write_page(content: ReportContent, path: Path) -> None:
     path.write_text(render_html(content), "utf-8", "replace")
 
 
-def _show_execution(outcome: Outcome, *, is_json: bool) -> None:
-    """Print all of one execution: variables, fields or the error, and the text that the code printed."""
+def _show_execution(reader: LedgerReader, number: int, *, is_json: bool) -> None:
+    """Print all of one execution: variables, fields or the error, the text that the code printed, and its queries."""
+    outcome = reader.find_outcome(number)
     if is_json:
         print_json(describe_outcome(outcome))
         return
@@ -204,6 +212,8 @@ def _show_execution(outcome: Outcome, *, is_json: bool) -> None:
             for line in _format_text(text, f"{name}: "):
                 print(line)
     print_outputs([outcome])
+    if meta.queries.tree:
+        _print_queries(reader, [outcome])
 
 
 def _print_values(values: dict[str, Any], indent: str = "") -> None:
@@ -231,23 +241,21 @@ def _write(target: PathOrLocation, write: Callable[[Path], object]) -> None:
         raise ConfigurationError(f"{target} cannot be written ({error.strerror or error}): name another file") from None
 
 
-def _format_query(record: dict[str, Any]) -> Iterator[str]:
-    """Yield the lines about a query, its turns, and the queries inside it."""
-    usage = Usage(record["calls"], record["prompt_tokens"], record["completion_tokens"], record["cost"])
-    calls = describe_usage(usage, record.get("cached", 0))
-    start = f"{record['kind']} at depth {record['depth']}, {escape_text(record['model'])}"
-    yield f"{start}, {record['seconds']:.1f} s, called {calls}"
-    yield from _format_text(record["prompt"], "? ")
-    for number, turn in enumerate(record.get("trajectory", ()), 1):
-        yield f"{INDENT}turn {number}"
-        yield from _format_text(turn.get("reasoning") or "", f"{INDENT}# ")
-        yield from _format_text(turn.get("code") or "", f"{INDENT}> ")
-        yield from _format_text(turn.get("output") or "", f"{INDENT}| ")
-    if record.get("error"):
-        yield from _format_text(record["error"], "! ")
-    for inner in record.get("queries", ()):
-        for line in _format_query(inner):
-            yield INDENT + line
+def _format_queries(queries: ShownQueries) -> Iterator[str]:
+    """Yield the lines about queries: the prompt, the turns, each with the queries of its code, and the answer."""
+    for query in queries.shown:
+        yield f"{escape_text(query.title)}: {query.figures}"
+        yield from _format_text(query.prompt, "? ")
+        for turn in query.turns:
+            yield f"{INDENT}turn {turn.number}{', failed' if turn.has_failed else ''}: {turn.figures}"
+            for name, text in turn.texts:
+                yield from _format_text(text, INDENT + MARKS[name])
+            yield from (f"{INDENT * 2}{line}" for line in _format_queries(turn.queries))
+        yield from (f"{INDENT}{line}" for line in _format_queries(query.others))
+        yield from _format_text(query.answer, "= ")
+        yield from _format_text(query.error, "! ")
+    if queries.omitted_count:
+        yield f"{queries.omitted_count:,} more queries are not shown"
 
 
 def _format_text(text: str, mark: str) -> Iterator[str]:

@@ -25,6 +25,7 @@ from .display_html import rebuild_html
 from .report import ReportContent, name_execution
 from .summary import MAX_PARTS, MAX_SHOWN_BYTES
 from .table import BEST_MARK
+from .turns import TurnsReader
 
 # A second barrier after the escaping, and the one that keeps displayed CSS from fetching: the page runs nothing, and
 # loads only images, from data URLs or from files.
@@ -46,16 +47,20 @@ EXCERPT_CHARACTERS = 4000
 _SPECIAL = re.compile(r"[\\`*_\[\]<>#+!|~&:@$^{})=]|[.-](?![0-9])")
 
 
-def render_html(report: ReportContent, folder: str = "", files: Path | None = None) -> str:
+def render_html(
+    report: ReportContent, folder: str = "", files: Path | None = None, turns: TurnsReader | None = None
+) -> str:
     """Return the report as one HTML page that needs no network.
 
     Args:
         report: The content.
         folder: The folder of the page. Links to files below it are relative, so that the folder can be moved.
         files: The folder of the collected files whose pictures the page contains; None to refer to them.
+        turns: Reader of the turns and queries of language models; None to leave them out.
     """
     environment = _make_environment(clean_line, autoescape=True)
     environment.filters |= {
+        "block": lambda text: escape(escape_text(text, keep=LINE_CHARACTERS)),
         "excerpt": lambda text: escape(make_excerpt(text)),
         "lines": lambda text: escape(escape_text(text, keep=LINE_CHARACTERS)),
         "frame": _frame,
@@ -64,7 +69,7 @@ def render_html(report: ReportContent, folder: str = "", files: Path | None = No
     template = environment.get_template("page.html.jinja")
     return template.render(
         report=report, policy=Markup(POLICY), best_mark=BEST_MARK, max_parts=MAX_PARTS,
-        choose_form=_choose_form, name_execution=name_execution,
+        choose_form=_choose_form, turns=turns, name_execution=name_execution,
         locate=partial(_locate_file, folder, _PictureReader(files)),
     )  # fmt: skip
 

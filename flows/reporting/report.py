@@ -36,6 +36,7 @@ class ReportContent:
     table_title: str
     rows: list[list[str]]  # empty without executions
     notes: Sequence[str] = ()  # sentences below the table
+    turns_hint: str = ""  # a sentence about the page with the turns of language models; empty without any
     origin: Sequence[list[str]] = ()  # how the run was made; empty if the record does not say it
     code: Sequence[tuple[str, str]] = ()  # names and texts of the run's code
     charts: Sequence[tuple[str, str]] = ()  # titles and SVG
@@ -69,6 +70,7 @@ def build_report(
         notes.append(f"{summary.row_count - MAX_ROWS:,} more are in the ledger.")
     if summary.table.columns.is_cut:
         notes.append("Some variables or fields have no column here; the ledger has all.")
+    command = f"rlm-batch report {record.name or record.results_path}"
     reasons = summary.failures.sort()
     failures = [[f"{reason.count:,}", str(reason.numbers[0]), reason.describe_error()] for reason in reasons]
     shown_in_full = [reason for reason in reasons[:MAX_FULL_TEXTS] if not isinstance(reason.first.error, NotRun)]
@@ -83,6 +85,7 @@ def build_report(
         table_title=table_title,
         rows=rows if len(rows) > 1 else [],
         notes=notes,
+        turns_hint=f"{command} writes a page with each turn, its queries and their answers." if summary.asked else "",
         shown=sorted(displays.metas, key=lambda meta: meta.index or 0),
         shown_count=len(displays.metas) + displays.omitted_count,
         failures=[["count", "first", "what"], *failures] if failures else [],

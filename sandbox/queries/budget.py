@@ -40,6 +40,19 @@ class Usage:
         """Return the number of prompt and completion tokens."""
         return self.prompt_tokens + self.completion_tokens
 
+    def describe(self, cached: int = 0, seconds: float | None = None) -> str:
+        """Return calls, tokens, cost, answers from the cache, and seconds in words."""
+        parts: list[str] = []
+        if self.calls:
+            price = "cost unknown" if self.cost is None else f"${self.cost:.6f}"
+            calls = "1 call" if self.calls == 1 else f"{self.calls:,} calls"
+            parts.append(f"{calls}, {self.prompt_tokens:,} + {self.completion_tokens:,} tokens, {price}")
+        if cached:
+            parts.append(f"{cached:,} from the cache")
+        if seconds is not None:
+            parts.append(f"{seconds:.3g} s")
+        return ", ".join(parts)
+
 
 class Estimate(NamedTuple):
     """The maximum or expected tokens of a call's prompt and answer, and their prices in US dollars per token."""

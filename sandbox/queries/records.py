@@ -114,11 +114,7 @@ class Query:
     @property
     def usage_text(self) -> str:
         """Return the model and its usage as a line of text: calls, tokens and cost."""
-        usage = self.usage
-        price = "cost unknown" if usage.cost is None else f"${usage.cost:.6f}"
-        cached = f", {self.cached} from the cache" if self.cached else ""
-        tokens = f"{usage.prompt_tokens} + {usage.completion_tokens} tokens"
-        return f"{self.model}: {usage.calls} calls, {tokens}, {price}{cached}"
+        return f"{self.model}: {self.usage.describe(self.cached) or 'no answer'}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as JSON, with the records of the queries below it."""

@@ -27,6 +27,8 @@ from rich.console import Console
 from rich.text import Text
 
 from ..infra.waiting import wait_until
+from ..infra.wrong_answer import ORDERS, QUESTION, script_wrong_answer
+from ..standins.openai_chat import ChatServer
 from .chromium import Chromium
 
 PICTURES = Path(__file__).resolve().parents[2] / "docs" / "pictures"
@@ -77,6 +79,24 @@ def take_terminal(folder: Path) -> None:
     # Remove the template's remote fonts, so that the picture loads nothing.
     svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
     (PICTURES / "terminal.svg").write_text(svg)
+
+
+def take_turns(folder: Path) -> None:
+    """Make the pictures of a recursive model's turns, in which one sub-answer is wrong."""
+    (folder / "orders.txt").write_text(ORDERS)
+    words = ["rlm", QUESTION, "--context-file", "orders.txt", "--language-model", "openai/gpt-4o-mini"]
+    with ChatServer() as chat:
+        script_wrong_answer(chat)
+        environment = {"OPENAI_API_KEY": "sk-stand-in", "OPENAI_API_BASE": chat.url}
+        run_command(folder, [*words, "--record", "full", "--results-path", "late"], environment)
+    run_command(folder, ["report", "late"])
+    for theme in ("dark", "light"):
+        with Chromium(WIDTH, 1340) as page:
+            page.command("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
+            page.goto((folder / "late" / "report.html").as_uri())
+            page.see("Turns and queries", "11: due May 11")
+            page.js("document.querySelector('.question').scrollIntoView()")
+            page.screenshot(PICTURES / f"turns-{theme}.png")
 
 
 def run_command(
@@ -199,6 +219,7 @@ def main() -> None:
         with run_up(folder) as url, temporary_settings({PREFECT_API_URL: url}):
             os.environ["PREFECT_API_URL"] = url
             take_terminal(folder)
+            take_turns(folder)
             private = {results: USUAL_RESULTS, socket.gethostname(): USUAL_HOST}
             with get_client(sync_client=True) as client:
                 take_ui(client, Camera(url.removesuffix("/api"), private), folder)

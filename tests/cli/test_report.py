@@ -18,6 +18,7 @@ import pytest
 from rlm_batch import CodeError, Failure, Result, TrialsReport, load_report
 from rlm_batch.flows.reporting.export import build_data_frame
 from rlm_batch.flows.reporting.ledger_reader import open_run_ledger
+from rlm_batch.flows.reporting.turns import NOTE
 from rlm_batch.sandbox.meta import Meta, QuerySummary
 from rlm_batch.sandbox.result import Outcome
 from rlm_batch.tasks.ledger.ledger import Ledger
@@ -65,12 +66,13 @@ def test_a_run_is_found_by_id_name_or_path_without_a_server(root: Path, run: Run
 def test_output_and_queries_are_shown_on_request(root: Path, run: Run) -> None:
     used = {"calls": 2, "prompt_tokens": 1200, "completion_tokens": 4, "cost": 0.5}
     flat = {"kind": "llm_query", "depth": 2, "model": "small", "prompt": "one\ntwo", "seconds": 0.25, **used}
-    turn = {"reasoning": "Look.", "code": "print(1)\nprint(2)", "output": "1\n\x1b[2J2\n"}
+    asked = {**flat, "turn": 1, "prompt": "how many?", "answer": "30", "cached": 1, "calls": 0}
+    turn = {"reasoning": "Look.", "code": "print(1)\nprint(2)", "output": "1\n\x1b[2J2\n", "queries": 3}
     deep = {"kind": "rlm_query", "depth": 1, "model": "large", "prompt": "why?", "seconds": 3.0, **used}
-    tree = ({**deep, "error": "no budget", "trajectory": [turn], "queries": [flat]},)
-    asked = Result({"x": 1}, Meta(index=0, queries=QuerySummary(asked=2, calls=4, tree=tree)))
+    tree = ({**deep, "error": "no budget", "trajectory": [turn], "queries": [flat, asked]},)
+    first = Result({"x": 1}, Meta(index=0, queries=QuerySummary(asked=2, calls=4, tree=tree)))
     printed = Result({"x": 2}, Meta(index=1, stdout="one\ntwo\x1b[2J\n", stderr="a warning\n"))
-    write_run(root / "first", [asked, printed])
+    write_run(root / "first", [first, printed])
     plain = run("report", "quick-fox").stdout
     assert "llm_query" not in plain
     assert "a warning" not in plain
@@ -79,22 +81,32 @@ def test_output_and_queries_are_shown_on_request(root: Path, run: Run) -> None:
     )
     shown = run("report", "quick-fox", "--show-queries").stdout
     assert (
-        shown[shown.index("\n0:") : shown.index("\nReport: ")]
+        shown[shown.index("\n0:") : shown.index("\nPrompts are cut")]
         == r"""
 0:
-rlm_query at depth 1, large, 3.0 s, called 2 times: 1,200 + 4 tokens, for $0.500000
-  ? why?
-  turn 1
-    # Look.
-    > print(1)
-    > print(2)
-    | 1
-    | \x1b[2J2
-  ! no budget
-  llm_query at depth 2, small, 0.2 s, called 2 times: 1,200 + 4 tokens, for $0.500000
-    ? one
-    ? two"""
+Execution 0: 4 calls, 0 + 0 tokens, $0.000000, 0 s
+  rlm_query at depth 1, large: 2 calls, 1,200 + 4 tokens, $0.500000, 3 s
+    ? why?
+    turn 1: 0 s
+      # Look.
+      > print(1)
+      > print(2)
+      | 1
+      | \x1b[2J2
+      llm_query at depth 2, small: 1 from the cache, 0.25 s
+        ? how many?
+        = 30
+      2 more queries are not shown
+    llm_query at depth 2, small: 2 calls, 1,200 + 4 tokens, $0.500000, 0.25 s
+      ? one
+      ? two
+    ! no budget
+  = x=1
+"""
     )
+    assert NOTE in shown
+    assert "llm_query" in run("report", "quick-fox", "--execution", "0").stdout
+    assert "llm_query" not in run("report", "quick-fox", "--execution", "1").stdout
 
 
 def test_the_report_has_whole_values_as_json(root: Path, run: Run) -> None:

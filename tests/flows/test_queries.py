@@ -162,7 +162,7 @@ SUBMIT(answer=rlm_query("think"))
     ]
     _, flat, failed, above, deeper = runs
     assert flat.state is not None
-    assert flat.state.message == f"{NAME}: 1 calls, 4 + 6 tokens, $0.000004"
+    assert flat.state.message == f"{NAME}: 1 call, 4 + 6 tokens, $0.000004"
     assert failed.state is not None
     assert str(failed.state.message).startswith("QueryError: the model openai/gpt-4o-mini did not answer")
     assert str(above.id) in json.dumps(deeper.model_dump(mode="json")["task_inputs"])
