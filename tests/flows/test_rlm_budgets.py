@@ -17,10 +17,10 @@ NAME = "openai/gpt-4o-mini"
 LAST = "Reply with one block of Python that only calls SUBMIT"
 
 
-def make_priced_model(chat: ChatServer) -> LanguageModel:
+def make_priced_model() -> LanguageModel:
     """Return a model whose tokens cost $0.00001 in prompts and $0.00005 in answers."""
     return LanguageModel(
-        model=NAME, api_base=chat.url, api_key="sk-x", max_tokens=400,
+        model=NAME, max_tokens=400,
         input_cost_per_token=0.00001, output_cost_per_token=0.00005,
     )  # fmt: skip
 
@@ -126,7 +126,7 @@ class Work:
 async def measure_cost(chat: ChatServer, count: int) -> float:
     """Return the cost of so many questions without a limit."""
     chat.script = Work()
-    model = make_priced_model(chat)
+    model = make_priced_model()
     answers = await rlm(queries=[f"question {n}" for n in range(count)], language_model=model, max_llm_calls=None)
     assert [answer.value for answer in answers] == [50] * count
     return answers.queries.cost or 0.0
@@ -154,7 +154,7 @@ async def test_no_question_is_lost_with_a_budget_for_two_fifths_of_the_work(chat
     before = chat.stats.answered, chat.stats.prompt_tokens, chat.stats.completion_tokens
     work = chat.script = Work(fault_rate)
     answers = await rlm(
-        queries=[f"question {n}" for n in range(count)], language_model=make_priced_model(chat), max_workers=workers,
+        queries=[f"question {n}" for n in range(count)], language_model=make_priced_model(), max_workers=workers,
         on_failure="return", **{"max_llm_calls": None, limit: values[limit]},
     )  # fmt: skip
     calls, prompt, completion = (
@@ -208,8 +208,6 @@ async def test_more_turns_calls_or_dollars_pay_for_nothing_twice(chat, tmp_path,
     script = chat.script = TenTurns()
     model = LanguageModel(
         model=NAME,
-        api_base=chat.url,
-        api_key="sk-x",
         max_tokens=30,
         input_cost_per_token=0,
         output_cost_per_token=0.001,
