@@ -69,6 +69,7 @@ if TYPE_CHECKING:  # The public names, in the form that makes them public for a 
     from .sandbox.errors import SubmitError as SubmitError
     from .sandbox.errors import VolumeError as VolumeError
     from .sandbox.queries.records import RlmEvent as RlmEvent
+    from .sandbox.queries.shared_budget import Budget as Budget
     from .sandbox.result import Failure as Failure
     from .sandbox.result import Result as Result
     from .tasks.rlm_session import RlmSession as RlmSession

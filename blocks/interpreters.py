@@ -48,6 +48,7 @@ class ProviderSandboxes:
         max_total_llm_calls: Model calls of all executions together. Default: no limit.
         max_total_llm_tokens: Model tokens of all executions together. Default: no limit.
         max_cost: US dollars for all executions together. Default: no limit.
+        budget: A `Budget`, or its path, that others use too. Default: none.
         cache_queries: Ask the same question (model, its settings, messages) only once while the interpreter exists.
             Answers from the cache are not calls and cost nothing. Default: False.
         prepare: Code that runs once when the sandbox is open. The executions run in a fork of the process that ran it.

@@ -37,6 +37,7 @@ from ..sandbox.driver_settings import PREPARE_TIMEOUT_SECONDS, Preparation
 from ..sandbox.errors import ConfigurationError
 from ..tasks.host_tools import TOOL_TIMEOUT_SECONDS
 from .inputs.conversion import (
+    BudgetText,
     Code,
     Content,
     ModelsByName,
@@ -337,6 +338,11 @@ class CommonParameters(RunParameters):
         Field(ge=0, description="US dollars for the model; no limit by default. The limit is for the whole flow run."),
         CommandLineForm(metavar="DOLLARS"),
     ] = None
+    budget: Annotated[
+        BudgetText | None,
+        Field(description="File of a budget that other runs use too, which rlm_batch.Budget makes; none by default."),
+        CommandLineForm("path"),
+    ] = None
     cache_queries: Annotated[
         bool,
         Field(description="Reuse answers to identical questions. They may come from the ledgers of earlier runs."),
@@ -499,7 +505,7 @@ GROUPS = {
     MODEL: (
         *("language_model", "sub_model", "models", "batch_concurrency", "max_depth"),
         *("max_llm_calls", "max_llm_tokens", "max_total_llm_calls", "max_total_llm_tokens"),
-        *("max_cost", "cache_queries"),
+        *("max_cost", "budget", "cache_queries"),
     ),
 }
 GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}

@@ -1,8 +1,10 @@
 """An execution's access to a language model, with the limits on its queries."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from ...sandbox.errors import ConfigurationError
@@ -19,7 +21,9 @@ from ...sandbox.queries.session import (
     estimate_for_budget,
     run_untracked,
 )
+from ...sandbox.queries.shared_budget import SharedBudget
 from ..registry import SLUG_PREFIX
+from ..worker_consent import check_path
 from .settings import LanguageModelSettings
 
 NamedModels = Mapping[str, LanguageModelSettings | str] | Sequence[str]
@@ -28,7 +32,7 @@ SLUG = "rlm-language-model"
 # Names of the options that `open_model_access` takes.
 LIMITS = (
     *("sub_model", "models", "batch_concurrency", "max_depth", "max_llm_calls", "max_llm_tokens"),
-    *("max_total_llm_calls", "max_total_llm_tokens", "max_cost"),
+    *("max_total_llm_calls", "max_total_llm_tokens", "max_cost", "budget"),
 )
 _models: dict[str, LanguageModelSettings] = {}  # unsaved models of this process, by the texts of `name_model`
 
@@ -119,6 +123,7 @@ async def open_model_access(
     max_total_llm_calls: int | None = None,
     max_total_llm_tokens: int | None = None,
     max_cost: float | None = None,
+    budget: str | os.PathLike[str] | None = None,
     **others: Any,
 ) -> ModelAccess:
     """Return access to a model for executions.
@@ -131,6 +136,7 @@ async def open_model_access(
         max_total_llm_calls: Limit on the calls of all executions. Default None: no limit.
         max_total_llm_tokens: Limit on the tokens of all executions. Default None: no limit.
         max_cost: Limit on the US dollars of all executions. Default None: no limit.
+        budget: A `Budget` or its path, which also others use. Default None: no such budget.
         **others: Further fields of `ModelAccess`.
 
     Raises:
@@ -151,7 +157,8 @@ async def open_model_access(
         models = [models]
     sources = models if isinstance(models, Mapping) else {name: name for name in models or ()}
     named = {name: await resolve_language_model(source) for name, source in sources.items()}
-    spent = Budget(calls=max_total_llm_calls, tokens=max_total_llm_tokens, cost=max_cost, is_total=True)
+    shared = None if budget is None else SharedBudget(check_path(Path(budget).expanduser().absolute()))
+    spent = Budget(calls=max_total_llm_calls, tokens=max_total_llm_tokens, cost=max_cost, parent=shared, is_total=True)
     access = ModelAccess(model=settings, sub_model=sub_settings, models=named, spent=spent, **others)
     await access.check_estimates()
     return access

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from enum import Enum
@@ -91,6 +92,7 @@ if TYPE_CHECKING:
     TurnFunction = str | OnEvent
     PrunerText = str | Mapping[str, object]
     PathText = str | PurePath
+    BudgetText = str | os.PathLike[str]
     ProviderText = str | SandboxProvider
     ModelText = str | LanguageModelSettings
     ModelsByName = Mapping[str, str | LanguageModelSettings] | Sequence[str]
@@ -99,7 +101,7 @@ if TYPE_CHECKING:
 else:
     # Python callers may pass None. Prefect's form has an editor for a dict, and none for a dict or None.
     _NoneAsEmpty = BeforeValidator(lambda value: {} if value is None else value)
-    Items, PathText, ProviderText, ModelText, PrunerText = list, str, str, str, str
+    Items, PathText, BudgetText, ProviderText, ModelText, PrunerText = list, str, str, str, str, str
     ProviderOptions = Annotated[dict[str, Any], _NoneAsEmpty]
     Mounts = ToolsByName = Annotated[dict[str, str], _NoneAsEmpty]
     TurnFunction, AnswerTypeText, ModelsByName = str, dict[str, Any], dict[str, str] | list[str]
@@ -149,6 +151,8 @@ def _convert_parameter(name: str, value: Any) -> Any:
     match name, value:
         case "language_model" | "sub_model", _:
             return _name_model(value)
+        case "budget", os.PathLike():
+            return os.fspath(value)
         case "models", Mapping():
             return {key: _name_model(model) for key, model in value.items()}
         case "python_path", list() | tuple():

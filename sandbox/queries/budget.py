@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -123,6 +124,9 @@ class Budget:
         self.usage = Usage()  # total of settled calls
         self._reserved: list[Estimate] = []  # expected usage of running calls
         self._kept: list[LastTurn] = []  # last turns of the recursive models at work
+        # The same of other runs, in a shared budget.
+        self._reserved_elsewhere: list[Estimate] = []
+        self._kept_elsewhere: list[Estimate] = []
         # Only the last ancestor uses these two.
         self._settled = asyncio.Event()  # set when the next call settles
         # The largest share of its maximum that a settled call has used, for prompts and for answers.
@@ -161,30 +165,50 @@ class Budget:
         Raises:
             BudgetExceeded: The call would not fit even without other running calls.
         """
-        expected = self._expect(maximum, last_turn)
-        while not all(budget._fits_beside_others(expected, maximum, last_turn) for budget in self._ancestry):
-            await self._ancestry[-1]._settled.wait()
-            expected = self._expect(maximum, last_turn)
+        root = self._ancestry[-1]
+        while True:
+            with root.open_shared():
+                expected = self._expect(maximum, last_turn)
+                if all(budget._fits_beside_others(expected, maximum, last_turn) for budget in self._ancestry):
+                    self._take(expected, maximum, last_turn)
+                    return partial(self._settle, maximum, expected)
+            await root.wait_for_others()
+
+    def open_shared(self) -> AbstractContextManager[None]:
+        """Return a context in which no other process changes the budget. Only a shared budget needs one."""
+        return nullcontext()
+
+    async def wait_for_others(self) -> None:
+        """Wait until another call settles."""
+        await self._settled.wait()
+
+    def _take(self, expected: Estimate, maximum: Estimate, last_turn: LastTurn | None) -> None:
+        """Add a call to the running ones, and keep or release the last turn of its model."""
         for budget in self._ancestry:
             budget._reserved.append(expected)
-        if last_turn is not None and last_turn.is_due:
-            self.release(last_turn)
-        elif last_turn is not None:
+        if last_turn is None:
+            return
+        for budget in self._ancestry:
+            if last_turn.is_due and last_turn in budget._kept:
+                budget._kept.remove(last_turn)
+            elif not last_turn.is_due and last_turn not in budget._kept:
+                budget._kept.append(last_turn)
+        if not last_turn.is_due:
             last_turn.maximum = last_turn.estimate_after(maximum)
-            self.keep(last_turn)
-        return partial(self._settle, maximum, expected)
 
     def keep(self, last_turn: LastTurn) -> None:
         """Keep a recursive model's last turn."""
         if last_turn not in self._kept:
-            for budget in self._ancestry:
-                budget._kept.append(last_turn)
+            with self._ancestry[-1].open_shared():
+                for budget in self._ancestry:
+                    budget._kept.append(last_turn)
 
     def release(self, last_turn: LastTurn) -> None:
         """Keep a recursive model's last turn no longer."""
         if last_turn in self._kept:
-            for budget in self._ancestry:
-                budget._kept.remove(last_turn)
+            with self._ancestry[-1].open_shared():
+                for budget in self._ancestry:
+                    budget._kept.remove(last_turn)
 
     def is_kept(self, last_turn: LastTurn) -> bool:
         """Return True if the last turn of this recursive model is kept."""
@@ -202,8 +226,9 @@ class Budget:
         """
         if not self._kept:
             return ""
-        prompts = self._expect_usual([maximum._replace(answer_tokens=0) for maximum in maxima])
-        problems = (budget._find_problem(prompts, budget._list_kept()) for budget in self._ancestry)
+        with self._ancestry[-1].open_shared():
+            prompts = self._expect_usual([maximum._replace(answer_tokens=0) for maximum in maxima])
+            problems = [budget._find_problem(prompts, budget._list_kept()) for budget in self._ancestry]
         return next(filter(None, problems), "")
 
     def _expect(self, maximum: Estimate, last_turn: LastTurn | None) -> Estimate:
@@ -231,26 +256,27 @@ class Budget:
     def _list_kept(self, maximum: Estimate = NO_ESTIMATE, last_turn: LastTurn | None = None) -> list[Estimate]:
         """Return the expected usage of the last turns that a call has to leave: of other models, and of its own."""
         if last_turn is None:
-            return self._expect_usual([other.maximum for other in self._kept])
+            return self._expect_usual([other.maximum for other in self._kept] + self._kept_elsewhere)
         if last_turn.is_due:
             return []  # This call was itself kept.
-        kept = [other.maximum for other in self._kept if other is not last_turn]
-        is_unused = not (self.usage.calls or self._reserved or self._kept)
+        kept = [other.maximum for other in self._kept if other is not last_turn] + self._kept_elsewhere
+        is_unused = not (self.usage.calls or self._reserved or self._reserved_elsewhere or kept or self._kept)
         if not is_unused:  # A limit that allows a single turn allows this one.
             kept.append(last_turn.estimate_after(maximum))
         return self._expect_usual(kept)
 
     def _settle(self, maximum: Estimate, expected: Estimate, usage: Usage) -> None:
-        for budget in self._ancestry:
-            budget._reserved.remove(expected)
-            budget.usage += usage
         root = self._ancestry[-1]
-        if usage.calls and maximum.tokens:
-            prompt_share, answer_share = root._shares or (0.0, 0.0)
-            root._shares = (
-                max(prompt_share, usage.prompt_tokens / max(1, maximum.prompt_tokens)),
-                max(answer_share, usage.completion_tokens / max(1, maximum.answer_tokens)),
-            )
+        with root.open_shared():
+            for budget in self._ancestry:
+                budget._reserved.remove(expected)
+                budget.usage += usage
+            if usage.calls and maximum.tokens:
+                prompt_share, answer_share = root._shares or (0.0, 0.0)
+                root._shares = (
+                    max(prompt_share, usage.prompt_tokens / max(1, maximum.prompt_tokens)),
+                    max(answer_share, usage.completion_tokens / max(1, maximum.answer_tokens)),
+                )
         root._settled.set()
         root._settled = asyncio.Event()
 
@@ -285,6 +311,7 @@ class Budget:
 
     def _fits_beside_others(self, expected: Estimate, maximum: Estimate, last_turn: LastTurn | None) -> bool:
         """Return True if a call that fits alone also fits beside the running calls."""
-        if not self._reserved:
+        running = [*self._reserved, *self._reserved_elsewhere]
+        if not running:
             return True
-        return not self._find_problem([*self._reserved, expected], self._list_kept(maximum, last_turn))
+        return not self._find_problem([*running, expected], self._list_kept(maximum, last_turn))
