@@ -268,6 +268,7 @@ class OutcomesReport(Report[Outcome]):
         outcomes: A `Result` or `Failure` for each execution, in order.
         results_path: The ledger's directory or location.
         spec: The word for an execution, and the number of repeats.
+        reduction: The outcome of `summarize`; None without one.
     """
 
     def __init__(
@@ -314,6 +315,7 @@ class TrialsReport(Report[Outcome]):
         spec: The objectives, the constraints and the number of repeats.
         flow: The flow's name, if the report is by `load_report`.
         name: The flow run's name, if the report is by `load_report`.
+        reduction: The outcome of `reduce` or `summarize`; None without one.
     """
 
     def __init__(

@@ -97,7 +97,8 @@ async def test_every_flow_ends_with_a_report(results: Path):
     run_artifacts = [await artifacts(folder.name) for folder in results.iterdir()]
     said = {kinds["markdown"].key: kinds["markdown"].data for kinds in run_artifacts}
     assert set(said) == {"rlm-batch-report", "rlm-chunks-report", "rlm-sequence-report"}
-    assert "3 of 3 executions succeeded" in said["rlm-chunks-report"]
+    assert "2 of 2 chunks succeeded" in said["rlm-chunks-report"]
+    assert "| Reduction | n\\=2 |" in said["rlm-chunks-report"]
     assert "2 of 2 steps succeeded" in said["rlm-sequence-report"]
 
 
