@@ -4,6 +4,7 @@ import base64
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 
 from pydantic import SecretStr
@@ -32,9 +33,7 @@ COMMIT_PATTERN = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 # Git's options in a folder whose repository could have been made by code: it starts no program and writes nothing.
 PASSIVE = ("--no-optional-locks", "-c", "core.fsmonitor=false", "-c", "safe.bareRepository=explicit")
 # Settings of a repository for which `git status` could still start a program.
-STARTS_PROGRAMS = re.compile(
-    r"^(local|worktree)\s.*(filter|fsmonitor|extensions|promisor)", re.MULTILINE | re.IGNORECASE
-)
+STARTS_PROGRAMS = re.compile(r"^(local|worktree)\s.*(filter|promisor|partialclone)", re.MULTILINE | re.IGNORECASE)
 
 
 def hide_credentials(text: str) -> str:
@@ -80,17 +79,16 @@ async def run_git(*arguments: str, token: SecretStr | None = None, timeout: floa
     return done.stdout
 
 
-async def describe_checkout(folder: str) -> str:
-    """Return the commit that is checked out in a folder, and if tracked files differ. Empty without a repository."""
-    in_folder = partial(run_git, "-C", folder, *PASSIVE, timeout=CHECKOUT_TIMEOUT_SECONDS)
-    try:
-        commit = (await in_folder("rev-parse", "--verify", "HEAD")).strip()
-        if STARTS_PROGRAMS.search(await in_folder("config", "--list", "--name-only", "--show-scope")):
-            return f"{commit}; it is unknown if files differ, because git could start a program of the repository"
-        changes = await in_folder("status", "--porcelain", "--untracked-files=no", "--ignore-submodules=all")
-    except ConfigurationError:
-        return ""
-    return f"{commit}, with changes" if changes else commit
+async def describe_checkout() -> str:
+    """Return the commit that is checked out in the working directory, and if tracked files differ. Empty if unknown."""
+    commit = ""
+    with suppress(ConfigurationError, OSError):  # There may be no commit, or no working directory.
+        git = partial(run_git, "-C", os.getcwd(), *PASSIVE, timeout=CHECKOUT_TIMEOUT_SECONDS)
+        commit = (await git("rev-parse", "--verify", "HEAD")).strip()
+        if not STARTS_PROGRAMS.search(await git("config", "--list", "--name-only", "--show-scope")):
+            changes = await git("status", "--porcelain", "--untracked-files=no", "--ignore-submodules=all")
+            return f"{commit}, with changes" if changes else commit
+    return commit and f"{commit}, perhaps with changes"
 
 
 async def resolve_commit(url: str, ref: str | None, token: SecretStr | None) -> str:

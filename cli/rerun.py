@@ -17,7 +17,8 @@ def rerun(
 ) -> int:
     """Run one execution of a run again, in a new run, and return the exit status.
 
-    Only the run's own Prefect server has the run's parameters.
+    Runs of this machine have their parameters in their records, unless these hide secrets. Otherwise the run's own
+    Prefect server has them.
 
     Args:
         run: Id or name of a flow run, or the path of its results

@@ -126,7 +126,7 @@ async def _run_executions(files: ShardFiles, options: Options, files_digest: str
     run.log.info(text, files.shard + 1, header.shards, header.total, await provider.describe_sandboxes(), ledger.path)
     run.sink = OutcomeSink(run, [])  # The shard needs no store, because the job reads the ledger.
     cache = ResultCache(ledger, lines)
-    if header.has_other_verdicts:
+    if run.check is not None:
         waiting = list(executions)
         executions = iter(waiting)
         keys = {execution.unchecked_key for execution in waiting}

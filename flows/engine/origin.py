@@ -6,15 +6,13 @@ import itertools
 import os
 import shlex
 import sys
-from dataclasses import fields
 from importlib.metadata import version
-from pathlib import Path
+from typing import Any
 
 from ...blocks.git import describe_checkout
 from ...blocks.language_model.credentials import CredentialMask
 from ...sandbox.outcomes.text_escape import change_texts
 from ...tasks.ledger.run_record import Origin
-from ..inputs.host_paths import hash_input
 from ..inputs.spilling import read_codes, spill_long_parameters
 from ..parameters import find_contents
 from .run import Run
@@ -29,9 +27,9 @@ async def describe_origin(run: Run) -> Origin:
         parameters=run.parameters.list_values(),  # type: ignore[union-attr]
         sandbox=await run.compute_fingerprint(),
         facts={
-            "Command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+            "Command": shlex.join([*map(os.path.basename, sys.argv[:1]), *sys.argv[1:]]),
             "rlm-batch": version("rlm-batch"),
-            "Git commit": await describe_checkout(os.getcwd()) or "none: the working directory is in no repository",
+            "Git commit": await describe_checkout() or "none",
         },
     )
     await asyncio.to_thread(_complete_origin, origin, run)
@@ -40,25 +38,28 @@ async def describe_origin(run: Run) -> Origin:
 
 def _complete_origin(origin: Origin, run: Run) -> None:
     """Add the texts of code, replace the values of secrets, and move long parameters to files."""
-    contents, parameters = find_contents(type(run.parameters)), origin.parameters  # type: ignore[arg-type]
+    contents, parameters = find_contents(type(run.parameters)), dict(origin.parameters)  # type: ignore[arg-type]
     for name, content in contents.items():
         if content.is_code and parameters[name]:
             text = "\n\n".join(read_codes(parameters[name]))
             origin.code[name] = text[:MAX_CODE_CHARACTERS]
             origin.facts[f"SHA-256 of {name}"] = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
-        elif content.is_path_if_text and isinstance(parameters[name], str) and os.path.isfile(parameters[name]):
-            origin.facts[f"SHA-256 of {name}"] = hash_input(parameters[name])
-    models = [] if run.model_access is None else run.model_access.list_settings()
-    names = run.options.secrets or ()  # The names of secrets are none.
-    hide = CredentialMask(
-        options={name: value for name, value in parameters.items() if name not in (*contents, "secrets")},
-        settings=[dict(item) for item in (run.provider, *models)],
-        words={word: value for word, value in itertools.pairwise(sys.argv) if word[:1] == "-" and value not in names},
-        pairs=dict(word.split("=", 1) for word in sys.argv if "=" in word),
-    ).build_filter()
+    options = {name: value for name, value in parameters.items() if name not in contents}
+    hide = _make_mask(run, options).build_filter()
     hide_environment = run.provider.build_secret_filter() or hide
-    for item in fields(origin):
-        value = change_texts(getattr(origin, item.name), lambda text: hide_environment(hide(text)))
-        setattr(origin, item.name, value)
+    for values in (origin.parameters, origin.sandbox, origin.facts, origin.code):
+        for name, value in values.items():  # The names are ours, even if a secret is equal to one.
+            values[name] = change_texts(value, lambda text: hide_environment(hide(text)))
     origin.hides_parameters = origin.parameters != parameters
     origin.parameters = spill_long_parameters(origin.parameters, contents, MAX_PARAMETERS_BYTES)
+
+
+def _make_mask(run: Run, options: dict[str, Any]) -> CredentialMask:
+    """Return a mask of the secrets in the options, in the blocks of the provider and the models, and in the command."""
+    names = options.pop("secrets", None) or ()  # The names of secrets are none.
+    models = [] if run.model_access is None else run.model_access.list_settings()
+    pairs = [pair for pair in itertools.pairwise(sys.argv) if pair[0].startswith("-")]
+    pairs += [tuple(word.split(mark, 1)) for mark in "=:" for word in sys.argv if mark in word]
+    named = [{name: value} for name, value in pairs if value not in names]
+    settings = [dict(item) for item in (run.provider, *models)]
+    return CredentialMask(options=options, settings=settings, words=sys.argv, named=named)

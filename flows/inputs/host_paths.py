@@ -1,7 +1,6 @@
 """Paths of the host in a flow's parameters, and the rules for the paths that a deployment's run may use."""
 
 import errno
-import hashlib
 import os
 import stat
 from pathlib import Path, PurePath
@@ -47,12 +46,6 @@ def read_input(text: str) -> bytes:
     if isinstance(place, Path):
         place = pin_file(place)  # A link that code makes meanwhile does not lead elsewhere.
     return place.read_bytes()
-
-
-def hash_input(text: str) -> str:
-    """Return the SHA-256 of the file that a parameter names. Raises OSError and ConfigurationError."""
-    with open(pin_file(check_input_path(Path(text))), "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def locate_ledger(place: str | PurePath | Location) -> PathOrLocation:

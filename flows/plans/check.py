@@ -1,6 +1,5 @@
 """The check flow: judges what the executions of an earlier run did, and runs no code of that run."""
 
-import re
 from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,13 +15,10 @@ from ...tasks.check import Check, archive_collected, restore_ended
 from ...tasks.execution import Execution, compute_key
 from ...tasks.repeats import Place
 from ..inputs.conversion import Code
-from ..inputs.host_paths import hash_input, locate_ledger
-from ..inputs.readers import build_chunks
-from ..inputs.spilling import read_spilled_parameters
+from ..inputs.host_paths import locate_ledger
 from ..inputs.tables import ProgressReport
 from ..parameters import CommandLineForm, FlowParameters, LaneParameters, Summarize
 from ..plan import Outcomes, Plan
-from ..reduction import encode_json
 from ..reporting.ledger_reader import LedgerReader, open_run_ledger
 from ..reports import TrialsReport
 
@@ -85,10 +81,9 @@ class CheckParameters(LaneParameters, FlowParameters[TrialsReport]):
             raise ConfigurationError(
                 f"the check reads `folder`, and {ledger} has no collected files on this machine: run it with `collect`"
             )
-        data = _read_data(reader) if re.search(r"\bdata\b", code) and reader.records[-1].flow == "rlm-chunks" else {}
         return Plan(
             total=total,
-            execute=partial(execute_checks, reader, Check(code), data),
+            execute=partial(execute_checks, reader, Check(code)),
             report_spec=reader.records[-1].report_spec,
             may_stop_early=True,  # An interrupted run has fewer outcomes.
             judged_run=str(ledger),
@@ -100,30 +95,14 @@ class CheckParameters(LaneParameters, FlowParameters[TrialsReport]):
         return TrialsReport(results, outcomes.results_path, outcomes.spec, reduction=reduction)
 
 
-def _read_data(reader: LedgerReader) -> dict[str, Any]:
-    """Return the data of the judged run's chunks by their ids. Raises ConfigurationError if they are not known."""
-    origin = reader.records[-1].origin
-    if origin is None or origin.hides_parameters:
-        raise ConfigurationError(
-            "the check reads `data`, which the record of the run does not name: check it in the run"
-        )
-    values = read_spilled_parameters(origin.parameters)
-    for name in ("chunks", "data"):
-        path = values[name]
-        if isinstance(path, str) and origin.facts.get(f"SHA-256 of {name}") != hash_input(path):
-            raise ConfigurationError(f"the check reads `data`, and {path} has changed since the run: restore the file")
-    parts = build_chunks(values["chunks"], values["data"], values["chunk_size"], values["types"])
-    return {part["chunk_id"]: part["data"] for part in parts}
-
-
-async def execute_checks(reader: LedgerReader, check: Check, data: dict[str, Any], run: "Run") -> None:
-    """Judge the outcomes of the reader's ledger. `data` are those of chunks, by their ids."""
+async def execute_checks(reader: LedgerReader, check: Check, run: "Run") -> None:
+    """Judge the outcomes of the reader's ledger."""
     fingerprint = await run.compute_fingerprint()
-    await run.executor.execute_all(_build_executions(reader, check, data, fingerprint, run), run.cache.find_result)
+    await run.executor.execute_all(_build_executions(reader, check, fingerprint, run), run.cache.find_result)
 
 
 def _build_executions(
-    reader: LedgerReader, check: Check, data: dict[str, Any], fingerprint: dict[str, Any], run: "Run"
+    reader: LedgerReader, check: Check, fingerprint: dict[str, Any], run: "Run"
 ) -> Iterator[Execution]:
     """Yield an execution for each outcome that waits for its check. Record the failures that no check judges."""
     for outcome in reader.read_outcomes():
@@ -144,8 +123,6 @@ def _build_executions(
         # The meta has the number of the execution, which tells equal outcomes apart.
         execution.key = compute_key("", {"outcome": outcome_to_json(ended)}, {}, fingerprint)
         execution.ended = ended
-        if data:
-            execution.encoded_variables["data"] = encode_json(data[meta.variables["chunk_id"]], "the data of a chunk")
         yield execution
 
 

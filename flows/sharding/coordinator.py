@@ -58,7 +58,6 @@ class ShardingExecutor:
     plan: ShardPlan
     _offsets: dict[Path, int] = field(default_factory=dict[Path, int])  # bytes of each part that were read
     _idle_checks: int = 0  # checks for heartbeats in a row at which no shard was running
-    _has_other_verdicts: bool = False  # True if the ledger has outcomes that this run's check may judge again
     _job_id: str = ""  # a part of the names of these shards' files
     _shards: list[Shard] = field(default_factory=list[Shard])
     _active: dict[int, Shard] = field(default_factory=dict[int, Shard])  # shards with an unfinished flow run, by number
@@ -115,13 +114,10 @@ class ShardingExecutor:
     async def _record_earlier_results(self, start: int, stop: int, find_result: FindResult) -> None:
         """Record the results that the run's ledger has, and with `cache_results` those that `find_result` finds."""
         self._offsets = {}
-        self._has_other_verdicts = False
         async for line in self._read_news():
             outcome = self.store.record_line(line) if line.is_success else None
             if outcome is not None:
                 self._record_cached(outcome)
-            elif self.run.check is not None and line.ended_key:
-                self._has_other_verdicts = True
         if self.run.options.cache_results:
             for execution in self.store.iterate_unfinished(start, stop):
                 result = find_result(execution)
@@ -237,8 +233,7 @@ class ShardingExecutor:
         shard.unfinished_at_start = self._count_unfinished(shard)
         provider, noun = self.run.provider, self.run.plan.report_spec.noun
         files = ShardFiles(self.run.ledger.path, self._job_id, shard.number, shard.attempt)
-        commit, has_other_verdicts = await provider.commit(), self._has_other_verdicts
-        header = ShardHeader(len(self._shards), shard.unfinished_at_start, noun, commit, has_other_verdicts)
+        header = ShardHeader(len(self._shards), shard.unfinished_at_start, noun, await provider.commit())
         executions = self.store.iterate_unfinished(shard.start, shard.stop)
         await asyncio.to_thread(files.write_work, header, executions)
         parameters = {

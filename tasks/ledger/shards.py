@@ -48,7 +48,6 @@ class ShardHeader:
     total: int  # the number of executions in this work
     what: str  # the job's word for an execution
     commit: str | None  # the commit that the job found for the repository's ref
-    has_other_verdicts: bool = False  # True if the ledger has outcomes that the check may judge again
     version: int = VERSION
 
 

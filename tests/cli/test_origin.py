@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -110,29 +111,58 @@ def git(folder: Path, *words: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-def test_the_commit_and_changes_are_found_and_no_program_of_the_repository_starts(tmp_path: Path) -> None:
-    assert asyncio.run(describe_checkout(str(tmp_path))) == ""
+def test_the_commit_and_changes_are_found_and_no_program_of_the_repository_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert asyncio.run(describe_checkout()) == ""
     git(tmp_path, "init", "-q")
+    assert asyncio.run(describe_checkout()) == ""
     (tmp_path / "code.py").write_text("one")
     git(tmp_path, "add", "code.py")
     git(tmp_path, "commit", "-q", "-m", "first")
     commit = git(tmp_path, "rev-parse", "HEAD").strip()
-    assert asyncio.run(describe_checkout(str(tmp_path))) == commit
+    assert asyncio.run(describe_checkout()) == commit
     (tmp_path / "code.py").write_text("two")
-    assert asyncio.run(describe_checkout(str(tmp_path))) == f"{commit}, with changes"
     mark = tmp_path.with_name("ran")
     program = f"sh -c 'echo ran >>{mark}; cat'"
     git(tmp_path, "config", "core.fsmonitor", program)
     (tmp_path / ".git" / "hooks" / "post-index-change").write_text(f"#!/bin/sh\necho hook >>{mark}\n")
     os.chmod(tmp_path / ".git" / "hooks" / "post-index-change", 0o755)
-    assert asyncio.run(describe_checkout(str(tmp_path))).startswith(f"{commit}; it is unknown if files differ")
-    git(tmp_path, "config", "--unset", "core.fsmonitor")
+    assert asyncio.run(describe_checkout()) == f"{commit}, with changes"
     (tmp_path / ".gitattributes").write_text("*.py filter=own\n")
     (tmp_path / "settings").write_text(f'[filter "own"]\nclean = {json.dumps(program)}\n')
     git(tmp_path, "config", "include.path", str(tmp_path / "settings"))
     (tmp_path / "code.py").write_text("three")
-    assert asyncio.run(describe_checkout(str(tmp_path))).startswith(f"{commit}; it is unknown if files differ")
+    assert asyncio.run(describe_checkout()) == f"{commit}, perhaps with changes"
     assert not mark.exists(), mark.read_text()
+
+
+SCRIPT = """
+import json, os, sys
+from rlm_batch import batch
+os.mkdir("gone")
+os.chdir("gone")
+os.rmdir("../gone")
+print(batch.sync("SUBMIT(y=1)", provider="local:none").results_path)
+sys.argv = []
+batch.sync("SUBMIT(y=1)", provider="local:none")
+"""
+
+
+def test_the_command_of_a_script_has_no_secrets_and_a_deleted_folder_stops_no_run(tmp_path: Path) -> None:
+    secrets = ["password-in-an-address", "first-key-11", "second-key-22", "bearer-key-33"]
+    words = [f"db://me:{secrets[0]}@host", "--api-key", secrets[1], "--api-key", secrets[2]]
+    words.append(f"Authorization: Bearer {secrets[3]}")
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [sys.executable, "script.py", *words]
+    own_environment = {**environment(tmp_path), "MY_PASSWORD": "provider"}  # also the name of a parameter
+    printed = subprocess.check_output(command, cwd=tmp_path, env=own_environment, text=True, timeout=120)
+    (path,) = Path(printed.strip()).glob("run-*.json")
+    assert not [secret for secret in secrets if secret in path.read_text()]
+    origin = json.loads(path.read_text())["origin"]
+    assert origin["facts"]["Command"].startswith("script.py ")
+    assert origin["parameters"]["provider"] == "local:none"
 
 
 def test_a_damaged_origin_makes_no_report_fail(run_alone: Run, tmp_path: Path) -> None:

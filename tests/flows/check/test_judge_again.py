@@ -142,28 +142,6 @@ async def test_chunks_are_judged_without_their_reduction() -> None:
     assert [outcome.passed for outcome in judged] == [True, True]
 
 
-@pytest.mark.parametrize("is_file", [False, True])
-async def test_another_check_finds_the_data_of_chunks_unless_they_changed(tmp_path: Path, is_file: bool) -> None:
-    file = tmp_path / "data.json"
-    file.write_text("[1, 2, 3]")
-    report = await chunks("SUBMIT(total=sum(data))", data=str(file) if is_file else [1, 2, 3], chunk_size=2, repeats=2)
-    judge = "SUBMIT(passed=submitted['total'] == sum(data), data=data)"
-    judged = await check(report.results_path, judge)
-    assert [outcome.outputs for outcome in judged] == [
-        {"passed": True, "data": data} for data in [[1, 2]] * 2 + [[3]] * 2
-    ]
-    file.write_text("[1, 2, 4]")
-    if is_file:
-        with pytest.raises(ConfigurationError, match=r"data.json has changed since the run: restore the file"):
-            await check(report.results_path, judge)
-    else:
-        assert (await check(report.results_path, judge)).summary() == "4 of 4 executions passed"
-    (record,) = Path(report.results_path).glob("run-*.json")
-    record.write_text(json.dumps(json.loads(record.read_text()) | {"origin": None}))
-    with pytest.raises(ConfigurationError, match="the check reads `data`, which the record of the run does not name"):
-        await check(report.results_path, judge)
-
-
 async def test_no_forged_line_becomes_a_pass(tmp_path: Path) -> None:
     """Lines that a sample with access to the ledger could write, with the key of its execution but not of a check."""
     code, answer = "SUBMIT(answer='wrong')", "only the check knows"
