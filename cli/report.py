@@ -168,12 +168,12 @@ def _show_comparison(readers: Sequence[LedgerReader], comparison: Comparison, *,
     figures += comparison.describe()
     for name, text in figures:
         print(escape_text(f"{name}: {text}"), file=sys.stderr)
+    rows = comparison.list_rows()
     if is_json:
         for pair in comparison.pairs:
             print_json(comparison.to_json(pair))
     else:
-        print_table(comparison.list_rows(), len(comparison.pairs))
-    rows = comparison.list_rows()
+        print_table(rows, len(comparison.pairs))
     omitted = len(comparison.pairs) + 1 - len(rows)
     notes = [f"--csv writes {omitted:,} more pairs."] if omitted else []
     return ReportContent("Comparison of A and B", "pair", figures, "Pairs", rows, notes)

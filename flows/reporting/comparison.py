@@ -1,6 +1,5 @@
 """The comparison of two runs: their outcomes joined by variables, and the difference of each numeric field."""
 
-import json
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -11,12 +10,12 @@ from ...sandbox.errors import ConfigurationError
 from ...sandbox.outcomes.outcome_json import get_status
 from ...sandbox.outcomes.text_escape import escape_text
 from ...sandbox.result import Failure, Outcome
-from ...tasks.ledger.run_record import Objective, ReportSpec
-from ...tasks.repeats import REPEAT
+from ...sandbox.wire.nonfinite import replace_nonfinite
+from ...tasks.ledger.run_record import Objective
 from ..reports import Report
-from .groups import PASSED, STATISTICS, aggregate_numbers, describe_numbers, group_outcomes, read_number
+from .groups import PASSED, aggregate_numbers, describe_numbers, group_outcomes, read_number
 from .ledger_reader import LedgerReader, open_run_ledger
-from .pass_at_k import Z_95
+from .pass_at_k import Z_95, format_key
 from .summary import MAX_ROWS
 from .table import MAX_SHOWN_ROWS, MAX_VARIABLES, align_rows, describe_error, format_cell, format_variables
 
@@ -52,26 +51,22 @@ class Pair:
     def list_kinds(self) -> list[str]:
         """Return those of `KINDS` that the pair counts as."""
         first, second = self.sides
-        if first is None:
-            return ["only in B"]
-        if second is None:
-            return ["only in A"]
+        if first is None or second is None:
+            return ["only in B" if first is None else "only in A"]
         if "unfinished" in (first.status, second.status):
             return ["in both", UNFINISHED]
         if first.error and second.error:
             return ["in both", "failed in both"]
-        if first.error:
-            return ["in both", "failed only in A"]
-        return ["in both", "failed only in B"] if second.error else ["in both"]
+        if first.error or second.error:
+            return ["in both", "failed only in A" if first.error else "failed only in B"]
+        return ["in both"]
 
     def describe(self) -> str:
         """Return in words which execution failed or is missing."""
-        names: dict[tuple[str, str], list[str]] = {}  # the runs by status and error
+        parts = [kind for kind in self.list_kinds() if kind.startswith("only")]
         for name, side in zip("AB", self.sides, strict=True):
             if side is not None and side.error:
-                names.setdefault((side.status, side.error), []).append(name)
-        parts = [kind for kind in self.list_kinds() if kind.startswith("only")]
-        parts += [f"{status} in {' and '.join(runs)}: {error}" for (status, error), runs in names.items()]
+                parts.append(f"{side.status} in {name}: {side.error}")
         return "; ".join(parts)
 
 
@@ -91,14 +86,19 @@ class Comparison:
 
     @property
     def worse(self) -> list[Pair]:
-        """The pairs that failed only in B, or whose first field is worse in B."""
+        """The pairs that failed only in B, or whose first field is worse or NaN in B."""
         return [pair for pair in self.pairs if self.is_worse(pair)]
 
     def is_worse(self, pair: Pair) -> bool:
-        """Return whether a pair failed only in B, or its first field is worse in B."""
-        difference = pair.read_field(self.fields[0])[2] if self.fields else None
-        has_worse_field = difference is not None and difference * self.worse_sign > 0
-        return has_worse_field or "failed only in B" in pair.list_kinds()
+        """Return whether a pair failed only in B, or its first field is worse or NaN in B."""
+        has_failed = "failed only in B" in pair.list_kinds()
+        if has_failed or not self.worse_sign:
+            return has_failed
+        first, second, _ = pair.read_field(self.fields[0])
+        if first is None or second is None:
+            return False
+        became_nan = math.isnan(second) and not math.isnan(first)
+        return became_nan or (second - first) * self.worse_sign > 0
 
     def compute_interval(self, name: str) -> tuple[float, float] | None:
         """Return the interval of 95 % of the mean difference of a field, B minus A, by Student's t.
@@ -109,8 +109,7 @@ class Comparison:
         Returns:
             Both ends; or None if fewer than three pairs have the field in both runs, or all differences are equal.
         """
-        values = [pair.read_field(name)[2] for pair in self.pairs]
-        differences = [value for value in values if value is not None]
+        differences = [second - first for first, second in self._list_both(name)]
         if len(differences) < 3:
             return None
         statistics = describe_numbers(differences)
@@ -136,12 +135,10 @@ class Comparison:
 
     def describe_field(self, name: str) -> str:
         """Return in a line how a field changed: its means where both runs have it, and the signs of the differences."""
-        values = [pair.read_field(name) for pair in self.pairs]
-        both = [(first, second) for first, second, _ in values if first is not None and second is not None]
+        both = self._list_both(name)
         if not both:
             return "in no execution of both runs"
-        first_mean = aggregate_numbers([first for first, _ in both], "mean")
-        second_mean = aggregate_numbers([second for _, second in both], "mean")
+        first_mean, second_mean = (aggregate_numbers(numbers, "mean") for numbers in zip(*both, strict=True))
         means = f"mean {format_cell(first_mean)} to {format_cell(second_mean)}"
         difference = format_cell(second_mean - first_mean)
         interval = self.compute_interval(name)
@@ -149,6 +146,11 @@ class Comparison:
             difference += f" (95 %: {format_cell(interval[0])} to {format_cell(interval[1])})"
         less, greater = sum(second < first for first, second in both), sum(second > first for first, second in both)
         return f"{means}, difference {difference}; of {len(both):,}, {less:,} less in B, {greater:,} more"
+
+    def _list_both(self, name: str) -> list[tuple[float, float]]:
+        """Return the values of a field in A and B, for the pairs that have both."""
+        values = [pair.read_field(name) for pair in self.pairs]
+        return [(first, second) for first, second, _ in values if first is not None and second is not None]
 
     def list_values(self) -> list[list[Any]]:
         """Return rows with whole values, the header first.
@@ -186,31 +188,22 @@ class Comparison:
         has_result = [side is not None and not side.error for side in pair.sides]
         if has_result[0] != has_result[1]:
             return 0, 0.0
-        difference = None
-        if self.fields:
-            _, _, difference = pair.read_field(self.fields[0])
+        difference = pair.read_field(self.fields[0])[2] if self.fields else None
         if difference is None:
             return 2, 0.0
         return 1, -math.inf if math.isnan(difference) else -abs(difference)
 
     def to_json(self, pair: Pair) -> dict[str, Any]:
         """Return a pair as an object for JSON. NaN and infinities are null."""
-        fields: dict[str, dict[str, float | None]] = {}
+        line: dict[str, Any] = {"variables": pair.variables}
+        for name, side in zip("ab", pair.sides, strict=True):
+            line[name] = side and {"index": side.index, "status": side.status, "error": side.error}
+        line |= {"fields": {}, "worse": self.is_worse(pair)}
         for name in self.fields:
             first, second, difference = pair.read_field(name)
             if first is not None or second is not None:
-                fields[name] = {"a": _keep_finite(first), "b": _keep_finite(second)}
-                fields[name]["difference"] = _keep_finite(difference)
-        line: dict[str, Any] = {"variables": pair.variables, "a": None, "b": None, "fields": fields}
-        line["worse"] = self.is_worse(pair)
-        for name, side in zip("ab", pair.sides, strict=True):
-            if side is not None:
-                line[name] = {"index": side.index, "status": side.status, "error": side.error}
-        return line
-
-
-def _keep_finite(number: float | None) -> float | None:
-    return number if number is not None and math.isfinite(number) else None
+                line["fields"][name] = {"a": first, "b": second, "difference": difference}
+        return replace_nonfinite(line)[0]
 
 
 def compare(a: str | Report[Any], b: str | Report[Any], by: str | Sequence[str] | None = None) -> Comparison:
@@ -234,78 +227,53 @@ def compare(a: str | Report[Any], b: str | Report[Any], by: str | Sequence[str] 
 
 
 def compare_runs(first: LedgerReader, second: LedgerReader) -> Comparison:
-    """Join the executions of two runs by their variables.
+    """Join the rows of two runs by their variables: executions, groups of repeats, or inputs if the readers have `by`.
 
-    Executions with the same variables are joined in their order. If a run has repeats, each group counts once in both
-    runs, with the aggregate of its fields. If the readers have `by`, each of their rows counts once.
+    Rows with the same variables are joined in their order.
 
     Raises ConfigurationError if an execution lacks a variable of `by`.
     """
-    specs = [reader.spec for reader in (first, second)]
-    has_repeats = any(spec.repeats is not None for spec in specs)
-    sides: list[dict[tuple[str, int], Side]] = []
-    for reader in (first, second):
-        try:
-            sides.append(_read_sides(reader, has_repeats=has_repeats))
-        except ConfigurationError as error:
-            raise ConfigurationError(f"{reader.ledger.path}: {error.text}") from None
-    first_sides, second_sides = sides
+    first_sides, second_sides = _read_sides(first), _read_sides(second)
     pairs = [Pair(side.variables, (side, second_sides.get(key))) for key, side in first_sides.items()]
     pairs += [Pair(side.variables, (None, side)) for key, side in second_sides.items() if key not in first_sides]
     submitted = dict.fromkeys(name for pair in pairs for side in pair.sides if side for name in side.numbers)
-    objectives = [item for spec in specs for item in spec.objectives] or [Objective(PASSED, "maximize")]
+    objectives = [*first.spec.objectives, *second.spec.objectives] or [Objective(PASSED, "maximize")]
     goals = [item for item in objectives if item.name in submitted]
     fields = list(dict.fromkeys([*(item.name for item in goals), *submitted]))  # each name once
     signs = [1 if item.direction == "minimize" else -1 for item in goals]
     return Comparison(pairs, fields, signs[0] if signs else 0)
 
 
-def _read_sides(reader: LedgerReader, *, has_repeats: bool) -> dict[tuple[str, int], Side]:
-    """Return the executions of a run by their variables and the number of earlier ones with the same variables.
-
-    With `has_repeats`, one of the runs has repeats, and the variable with the number of the repeat does not count.
-    """
-    spec = reader.spec
-    sides: list[tuple[str, Side]] = []
-    for outcome in group_outcomes(reader.read_outcomes(), spec):
-        variables = dict(outcome.meta.variables)
-        if has_repeats:
-            variables.pop(REPEAT, None)
-        normalized = json.loads(json.dumps(variables), parse_float=_parse_float)
-        text = json.dumps(normalized, sort_keys=True)
-        error = describe_error(outcome) if isinstance(outcome, Failure) else None
-        numbers = _list_numbers(outcome, spec)
-        sides.append((text, Side(outcome.meta.index or 0, variables, get_status(outcome), numbers, error)))
+def _read_sides(reader: LedgerReader) -> dict[tuple[str, int], Side]:
+    """Return the rows of a run by their variables and the number of earlier rows with the same variables."""
+    sides: list[Side] = []
+    try:
+        for row in group_outcomes(reader.read_outcomes(), reader.spec):
+            error = describe_error(row) if isinstance(row, Failure) else None
+            sides.append(Side(row.meta.index or 0, row.meta.variables, get_status(row), _list_numbers(row), error))
+    except ConfigurationError as reason:
+        raise ConfigurationError(f"{reader.ledger.path}: {reason.text}") from None
     counts = Counter[str]()
     numbered: dict[tuple[str, int], Side] = {}
-    for text, side in sorted(sides, key=lambda item: item[1].index):
+    for side in sorted(sides, key=lambda side: side.index):
+        text = format_key(side.variables)
         numbered[text, counts[text]] = side
         counts[text] += 1
     return numbered
 
 
-def _parse_float(text: str) -> float:
-    """Return a whole float as an integer, so that 1 and 1.0 are the same variable."""
-    number = float(text)
-    return int(number) if number.is_integer() else number
-
-
-def _list_numbers(outcome: Outcome, spec: ReportSpec) -> dict[str, float]:
-    """Return the numeric fields, except those that equal a variable, and except the statistics of repeats.
+def _list_numbers(row: Outcome) -> dict[str, float]:
+    """Return the numeric fields, except those that equal a variable. Of a group, return only the aggregates.
 
     Bools count as 0 and 1.
     """
-    if isinstance(outcome, Failure):
+    if isinstance(row, Failure):
         return {}
-    outputs, variables = outcome.outputs, outcome.meta.variables
-    hidden: set[str] = set()
-    if spec.repeats is not None or spec.by:
-        hidden = {f"{name}.{key}" for name in outputs for key in (*STATISTICS, "sum")}
-        hidden |= {name for name in outputs if name.startswith("pass@")}
-    hidden |= {name for name, value in outputs.items() if name in variables and variables[name] == value}
-    numbers: dict[str, float] = {}
-    for name, value in outputs.items():
+    variables, numbers = row.meta.variables, dict[str, float]()
+    for name, value in row.outputs.items():
         number = read_number(value)
-        if number is not None and name not in hidden:
+        is_aggregate = f"{name}.count" in row.outputs
+        equals_variable = name in variables and variables[name] == value
+        if number is not None and not equals_variable and (is_aggregate or row.meta.group is None):
             numbers[name] = number
     return numbers

@@ -5,7 +5,6 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeGuard
 
-from ...sandbox.errors import RlmBatchError
 from ...sandbox.meta import NOTHING_ASKED, Meta
 from ...sandbox.outcomes.outcome_json import get_status
 from ...sandbox.result import Failure, Outcome, Result
@@ -24,51 +23,43 @@ def aggregate_group(
 ) -> Outcome:
     """Return one outcome for a group of repeats, or of samples of an input.
 
-    Each numeric field has the aggregate of the results that submitted a number, and its statistics in further fields
-    such as `loss.count`, `loss.mean`, `loss.std`, `loss.se`, `loss.min` and `loss.max`. Bools count as 0 and 1, and
-    None does not count. Another field has its value if all results agree, otherwise the list of their values. The
-    meta has the group's number as its index, the aggregates of the seconds, and the greatest peak of memory. If all
-    repeats failed, the outcome is a failure with the first error. Repeats that did not run to the end are left out,
-    unless none did.
+    Each numeric field has the aggregate of the results that submitted a number, and `STATISTICS` in further fields
+    such as `loss.std`. Bools count as 0 and 1, and None does not count. Another field has its value if all results
+    agree, otherwise the list of their values. The meta has the group's number as its index, the aggregates of the
+    seconds, and the greatest peak of memory. If all repeats failed, the outcome is a failure with the first error.
+    Repeats that did not run to the end are left out, unless none did.
 
     If each `passed` is true or false, repeats without it did not pass. `passed.sum` is the number of those that passed,
     and `pass@1`, `pass@2` and so on are the estimates of pass@k. With `is_evaluation`, they are there even if all
     repeats failed.
     """
     finished = [outcome for outcome in outcomes if get_status(outcome) != "unfinished"]
+    counted = finished or outcomes
+    meta = _merge_metas([outcome.meta for outcome in counted], group, spec)
+    results = [outcome for outcome in counted if isinstance(outcome, Result)]
     is_evaluation = is_evaluation and bool(finished)
-    finished = finished or outcomes
-    meta = _merge_metas([outcome.meta for outcome in finished], group, spec)
+    if isinstance(counted[0], Failure) and not results and not is_evaluation:
+        return Failure(counted[0].error, meta)
     submitted: dict[str, list[Any]] = {}  # the values of each field
-    errors: list[RlmBatchError] = []
-    for outcome in finished:
-        if isinstance(outcome, Failure):
-            errors.append(outcome.error)
-            continue
-        for name, value in outcome.outputs.items():
+    for result in results:
+        for name, value in result.outputs.items():
             submitted.setdefault(name, []).append(value)
-    if len(errors) == len(finished) and not is_evaluation:
-        return Failure(errors[0], meta)
     outputs: dict[str, Any] = {}
     for name, values in submitted.items():
         outputs |= _aggregate_field(name, values, spec.aggregate)
     given = [value for value in submitted.get(PASSED, ()) if value is not None]
     if (given or is_evaluation) and all(value in (False, True) for value in given):
         verdicts = [has_verdict(outcome) and bool(outcome[PASSED]) for outcome in finished]
-        outputs |= _aggregate_verdicts(verdicts, spec.aggregate)  # They replace fields of these names that code made.
+        passed, count = sum(verdicts), len(verdicts)
+        # These replace fields of the same names that code made.
+        outputs |= {**_aggregate_field(PASSED, verdicts, spec.aggregate), f"{PASSED}.sum": passed}
+        outputs |= {f"pass@{k}": estimate_pass_at_k(count, passed, k) for k in SAMPLE_COUNTS if k <= count}
     return Result(outputs, meta)
 
 
 def has_verdict(outcome: Outcome) -> TypeGuard[Result]:
     """Return whether an execution submitted `passed` as true or false. 0 and 1 count, too."""
     return isinstance(outcome, Result) and outcome.outputs.get(PASSED) in (False, True)
-
-
-def _aggregate_verdicts(verdicts: list[bool], aggregate: Aggregate) -> dict[str, Any]:
-    """Return `passed` with its statistics over all samples, the number that passed, and the estimates of pass@k."""
-    passed, count = sum(verdicts), len(verdicts)
-    estimates = {f"pass@{k}": estimate_pass_at_k(count, passed, k) for k in SAMPLE_COUNTS if k <= count}
-    return {**_aggregate_field(PASSED, verdicts, aggregate), f"{PASSED}.sum": passed, **estimates}
 
 
 def _aggregate_field(name: str, values: list[Any], aggregate: Aggregate) -> dict[str, Any]:
@@ -93,13 +84,9 @@ def read_number(value: Any) -> float | None:
 
 def read_numbers(values: Iterable[Any]) -> list[float] | None:
     """Return the values as floats, or None if one of them is neither a bool nor a number."""
-    numbers: list[float] = []
-    for value in values:
-        number = read_number(value)
-        if number is None:
-            return None
-        numbers.append(number)
-    return numbers
+    numbers = [read_number(value) for value in values]
+    known = [number for number in numbers if number is not None]
+    return known if len(known) == len(numbers) else None
 
 
 def describe_numbers(numbers: Sequence[float]) -> dict[str, Any]:
@@ -196,9 +183,6 @@ class GroupCollector:
 
 def group_outcomes(outcomes: Iterable[Outcome], spec: ReportSpec) -> Iterator[Outcome]:
     """Yield the outcome of each group once the group is complete. Without groups, yield every outcome."""
-    if spec.repeats is None and not spec.by:
-        yield from outcomes
-        return
     collector = GroupCollector(spec)
     for outcome in outcomes:
         group = collector.add(outcome)

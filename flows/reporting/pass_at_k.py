@@ -4,7 +4,7 @@ import inspect
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -169,7 +169,18 @@ def name_input(outcome: Outcome, names: Sequence[str] | None) -> str:
             raise ConfigurationError(
                 f"execution {outcome.meta.index} has no variable {name!r}: it has {', '.join(variables) or 'none'}"
             )
-    return json.dumps({name: variables[name] for name in names}, sort_keys=True)
+    return format_key({name: variables[name] for name in names})
+
+
+def format_key(variables: Mapping[str, Any]) -> str:
+    """Return a text that is the same for equal variables. 1 and 1.0 are equal."""
+    parsed = json.loads(json.dumps(variables), parse_float=_parse_float)
+    return json.dumps(parsed, sort_keys=True)
+
+
+def _parse_float(text: str) -> float:
+    number = float(text)
+    return int(number) if number.is_integer() else number
 
 
 def _has_passed(outcome: Outcome, field: str) -> bool:

@@ -185,7 +185,7 @@ def _build_search_rows(summary: RunSummary, importances: Importances | None) -> 
 
 def _build_time_rows(summary: RunSummary, records: Sequence[RunRecord]) -> list[list[str]]:
     """Return the rows about wall time, the code's run time, CPU time and memory."""
-    record = records[-1]
+    record, noun = records[-1], summary.spec.noun
     rows: list[list[str]] = []
     if record.began:
         time_text = f"from {time.strftime('%Y-%m-%d %H:%M:%S UTC', time.gmtime(record.began))}"
@@ -193,10 +193,12 @@ def _build_time_rows(summary: RunSummary, records: Sequence[RunRecord]) -> list[
             which = "of the last run of several, " if len(records) > 1 else ""
             time_text = f"{_format_duration(record.ended - record.began)}, {which}{time_text}"
         rows.append(["Time", time_text])
-    rows.append(["Code ran", f"{_format_duration(summary.seconds)} of all {summary.spec.noun}s together"])
+    rows.append(["Code ran", f"{_format_duration(summary.seconds)} of all {noun}s together"])
     if summary.cpu_seconds is not None:
-        peak = "" if summary.peak_mib is None else f"; at most {summary.peak_mib:,.1f} MiB, in {summary.peak_index}"
-        rows.append(["CPU and memory", f"{_format_duration(summary.cpu_seconds)} of CPU time{peak}"])
+        text = f"{_format_duration(summary.cpu_seconds)} of CPU time"
+        if summary.peak_mib is not None:
+            text += f"; at most {summary.peak_mib:,.1f} MiB, in {noun} {summary.peak_index}"
+        rows.append(["CPU and memory", text])
     return rows
 
 

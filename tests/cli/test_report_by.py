@@ -3,6 +3,7 @@
 import csv
 import itertools
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,12 @@ def test_rows_are_named_by_several_variables_and_have_the_statistics_of_other_fi
     assert list(median["loss"]) == [3.0, 4.0]
     with pytest.raises(ConfigurationError, match="execution 0 has no variable 'lr': it has x, size, seed"):
         make_report(outcomes).to_dataframe(by="lr")
+
+
+def test_whole_numbers_name_the_same_input_as_integers_and_floats() -> None:
+    outcomes: list[Outcome] = [Result({"y": x}, Meta(index, {"x": x})) for index, x in enumerate((1, 1.0, True, 1e400))]
+    frame = make_report(outcomes).to_dataframe(by="x")
+    assert frame[["x", "y.count"]].values.tolist() == [[1, 2], [True, 1], [math.inf, 1]]
 
 
 def test_numbers_of_passed_tests_are_no_verdicts() -> None:

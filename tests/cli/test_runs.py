@@ -319,6 +319,22 @@ def test_a_pair_is_worse_by_the_objective_or_because_it_failed(root: Path) -> No
     assert "Worse" not in str(compare("third", "third"))
 
 
+def test_nan_in_the_second_run_is_worse_and_nan_variables_are_compared(root: Path, run: Run) -> None:
+    nan = math.nan
+    make_run(
+        root / "a", "first", [make_trial(0, {"x": nan}, loss=1.0), make_trial(1, {"x": 1}, loss=nan)], objective="loss"
+    )
+    make_run(
+        root / "b", "second", [make_trial(0, {"x": nan}, loss=nan), make_trial(1, {"x": 1}, loss=nan)], objective="loss"
+    )
+    done = run("report", "first", "second", "--json")
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [line["variables"]["x"] for line in lines] == [None, 1]
+    assert [line["worse"] for line in lines] == [True, False]
+    assert lines[0]["fields"] == {"loss": {"a": 1.0, "b": None, "difference": None}}
+
+
 def test_old_runs_are_deleted_and_others_stay(root: Path, run: Run, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     names = ("old", "young", "running", "with-notes")

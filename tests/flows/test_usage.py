@@ -28,7 +28,7 @@ async def test_the_table_the_report_and_the_exports_have_the_usage(tmp_path: Pat
     reader = open_run_ledger(run)
     summary = reader.summarize()
     text = {row[0]: row[1] for row in build_summary_rows(summary, reader.records)}["CPU and memory"]
-    assert f"at most {max(peaks):,.1f} MiB, in {peaks.index(max(peaks))}" in text
+    assert f"at most {max(peaks):,.1f} MiB, in trial {peaks.index(max(peaks))}" in text
     assert summary.build_rows(shows_usage=True)[1][-2] == first[-2]
     write_csv(reader, tmp_path / "run.csv")
     names, *lines = [line.split(",") for line in (tmp_path / "run.csv").read_text("utf-8-sig").splitlines()]

@@ -210,6 +210,11 @@ async def test_shards_judge_repeats_and_a_resumed_run_judges_only_the_new_ones(s
         assert [row.outputs for row in stored.results] == [row.outputs for row in results]
         assert stored.pass_at_k(repeats).value == results.pass_at_k(repeats).value == 0.75
         assert [group.outputs["passed"] * repeats for group in stored.groups] == pytest.approx([0, 1, 2, 2])
+        for report in (results, stored):
+            frame = report.to_dataframe(by="task")
+            assert frame[["task", "passed.sum", "passed.count"]].values.tolist() == [
+                [0, 0, repeats], [1, 1, repeats], [2, 2, repeats], [3, 2, repeats]
+            ]  # fmt: skip
     assert set(count_results(shared).values()) == {1}
     assert len(count_results(shared)) == 24
 
