@@ -271,24 +271,18 @@ class OutcomesReport(Report[Outcome]):
         reduction: The outcome of `summarize`; None without one.
     """
 
-    def __init__(
-        self, outcomes: Sequence[Outcome], results_path: str, spec: ReportSpec, reduction: Outcome | None = None
-    ) -> None:
-        self._outcomes, self.results_path, self.spec, self.reduction = outcomes, results_path, spec, reduction
+    def __init__(self, outcomes: Sequence[Outcome], results_path: str, spec: ReportSpec) -> None:
+        self._outcomes, self.results_path, self.spec = outcomes, results_path, spec
 
 
 class OutcomesList(list[Outcome], OutcomesReport):
     """The report of a job without shards, which is a list. Prefect copies it by `OutcomesList(outcomes)`."""
 
     def __init__(
-        self,
-        outcomes: Sequence[Outcome] = (),
-        results_path: str = "",
-        spec: ReportSpec | None = None,
-        reduction: Outcome | None = None,
+        self, outcomes: Sequence[Outcome] = (), results_path: str = "", spec: ReportSpec | None = None
     ) -> None:
         list.__init__(self, outcomes)
-        self.results_path, self.spec, self.reduction = results_path, spec or ReportSpec(), reduction
+        self.results_path, self.spec = results_path, spec or ReportSpec()
 
     @property
     def outcomes(self) -> Sequence[Outcome]:
@@ -296,12 +290,10 @@ class OutcomesList(list[Outcome], OutcomesReport):
         return self
 
 
-def report_outcomes(
-    outcomes: Sequence[Outcome], results_path: str, spec: ReportSpec, reduction: Outcome | None = None
-) -> OutcomesReport:
+def report_outcomes(outcomes: Sequence[Outcome], results_path: str, spec: ReportSpec) -> OutcomesReport:
     """Return the report on outcomes. It is a list if the outcomes are in memory."""
     report_type = OutcomesList if isinstance(outcomes, list) else OutcomesReport
-    return report_type(outcomes, results_path, spec, reduction)
+    return report_type(outcomes, results_path, spec)
 
 
 class TrialsReport(Report[Outcome]):
@@ -319,16 +311,9 @@ class TrialsReport(Report[Outcome]):
     """
 
     def __init__(
-        self,
-        outcomes: Sequence[Outcome],
-        results_path: str,
-        spec: ReportSpec,
-        flow: str = "",
-        name: str = "",
-        reduction: Outcome | None = None,
+        self, outcomes: Sequence[Outcome], results_path: str, spec: ReportSpec, flow: str = "", name: str = ""
     ) -> None:
         self._outcomes, self.results_path, self.spec, self.flow, self.name = outcomes, results_path, spec, flow, name
-        self.reduction = reduction
         self._best = BestTrials(spec)
         if spec.objectives:
             # Read one trial at a time, because memory may not hold all trials of a sharded job.

@@ -3,6 +3,7 @@
 from typing import Any
 
 from ..sandbox.errors import ConfigurationError
+from .plan import Outcomes
 from .reporting.ledger_reader import open_run_ledger
 from .reports import TrialsReport
 
@@ -21,14 +22,12 @@ def load_report(run: str) -> TrialsReport:
     """
     reader = open_run_ledger(str(run))
     record = reader.records[-1]
-    return TrialsReport(
-        list(reader.read_outcomes()),
-        str(reader.ledger.path),
-        record.report_spec,
-        record.flow,
-        record.name,
-        reader.read_reduction(),
-    )
+    all_outcomes = list(reader.read_outcomes(with_reduction=True))
+    outcomes = Outcomes(all_outcomes, [], str(reader.ledger.path), record.report_spec)
+    results, reduction = outcomes.split()
+    report = TrialsReport(results, outcomes.results_path, outcomes.spec, record.flow, record.name)
+    report.reduction = reduction
+    return report
 
 
 def load_reference(value: dict[str, Any]) -> Any:

@@ -95,4 +95,6 @@ class BatchParameters(Options, FlowParameters[OutcomesReport]):
     def build_report(self, outcomes: Outcomes) -> OutcomesReport:
         """Return the outcomes, in order."""
         results, reduction = outcomes.split()
-        return report_outcomes(results, outcomes.results_path, outcomes.spec, reduction)
+        report = report_outcomes(results, outcomes.results_path, outcomes.spec)
+        report.reduction = reduction
+        return report

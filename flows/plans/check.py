@@ -92,7 +92,9 @@ class CheckParameters(LaneParameters, FlowParameters[TrialsReport]):
     def build_report(self, outcomes: Outcomes) -> TrialsReport:
         """Return the outcomes with the fields of the check, in order."""
         results, reduction = outcomes.split()
-        return TrialsReport(results, outcomes.results_path, outcomes.spec, reduction=reduction)
+        report = TrialsReport(results, outcomes.results_path, outcomes.spec)
+        report.reduction = reduction
+        return report
 
 
 async def execute_checks(reader: LedgerReader, check: Check, run: "Run") -> None:

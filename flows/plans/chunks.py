@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -68,16 +67,16 @@ class ChunksReport(Report[Outcome]):
     repeated: Sequence[Outcome] = ()
 
     @classmethod
-    def from_outcomes(cls, outcomes: Outcomes, count: int) -> Self:
-        """Return the report. The first `count` outcomes belong to the chunks, and the next one to the reduction."""
+    def from_outcomes(cls, outcomes: Outcomes) -> Self:
+        """Return the report on the outcomes of the chunks, and of the reduction if there is one."""
         spec = outcomes.spec
-        results, repeated = outcomes.results, ()
+        chunks, reduction = outcomes.split()
+        results, repeated = chunks, ()
         if spec.repeats is not None:
-            repeated = outcomes.results[:count]
-            results = list(group_outcomes(repeated, spec))
+            results, repeated = list(group_outcomes(chunks, spec)), chunks
         positions: dict[str, int] = {}
         writers: dict[str, list[str]] = {}  # ids of chunks by the file that they wrote
-        for index, outcome in enumerate(itertools.islice(outcomes.results, count)):
+        for index, outcome in enumerate(chunks):
             chunk_id = str(outcome.meta.variables["chunk_id"])
             positions[chunk_id] = index if spec.repeats is None else index // spec.repeats.count
             for path in outcome.meta.files:
@@ -85,7 +84,6 @@ class ChunksReport(Report[Outcome]):
                 if chunk_id not in ids[-1:]:  # Repeats of a chunk follow each other.
                     ids.append(chunk_id)
         overlaps = {path: ids for path, ids in writers.items() if len(ids) > 1}
-        reduction = outcomes.results[count] if len(outcomes.results) > count else None
         return cls(_ById(positions, results), reduction, overlaps, outcomes.results_path, spec, repeated)
 
     @property
@@ -216,14 +214,12 @@ class ChunksParameters(Options, FlowParameters[ChunksReport]):
         )
 
     def build_report(self, outcomes: Outcomes) -> ChunksReport:
-        """Return the report: the outcomes of the chunks, and then the outcome of the reduction if there is one."""
-        return ChunksReport.from_outcomes(outcomes, len(outcomes.results) - (self.reduce is not None))
+        """Return the report: the outcomes of the chunks, and the outcome of the reduction if there is one."""
+        return ChunksReport.from_outcomes(outcomes)
 
 
 async def execute_chunks(code: str, parts: Inputs, reduce: str | None, run: "Run") -> None:
     """Execute the chunks, and then the reduction if there is one and no chunk failed."""
-    repeats = run.plan.report_spec.repeats
-    count = len(parts) if repeats is None else repeats.total
     fingerprint = await run.compute_fingerprint()
     hash_of_keys = hashlib.sha256()
 
@@ -235,11 +231,11 @@ async def execute_chunks(code: str, parts: Inputs, reduce: str | None, run: "Run
     await run.executor.execute_all(list_chunks(), run.cache.find_result)
     if reduce is not None:
         fingerprint = {**fingerprint, "chunks": hash_of_keys.hexdigest()}
-        submitted = await asyncio.to_thread(_collect_submitted, run.store.outcomes, repeats)
+        submitted = await asyncio.to_thread(_collect_submitted, run.store.outcomes, run.plan.report_spec.repeats)
         failures = run.store.failures
-        skipped = f"{len(failures)} of {count} executions have no result" if failures else ""
+        skipped = f"{len(failures)} of {run.plan.total} executions have no result" if failures else ""
         await execute_reduction(run, reduce, submitted, fingerprint, skipped)
-    report = ChunksReport.from_outcomes(run.collect_outcomes(), count)
+    report = ChunksReport.from_outcomes(run.collect_outcomes())
     for note in report.list_overlaps():
         run.log.warning("%s", note)
 

@@ -217,7 +217,8 @@ class SweepParameters(Options, FlowParameters[TrialsReport]):
         """Return the trials and the best of them. Raises ConfigurationError if none submitted the objective."""
         spec, results_path = outcomes.spec, outcomes.results_path
         trials, reduction = outcomes.split()
-        report = TrialsReport(trials, results_path, spec, reduction=reduction)
+        report = TrialsReport(trials, results_path, spec)
+        report.reduction = reduction
         if report.best_trials or not spec.objectives:
             return report
         # Read one trial at a time, because memory may not hold all trials of a sharded job.

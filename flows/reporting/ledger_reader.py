@@ -67,10 +67,6 @@ class LedgerReader:
                 place = locate_execution(self._repeats, number)
                 yield with_index(line.to_outcome(), number, place, is_reduction=is_reduction)
 
-    def read_reduction(self) -> Outcome | None:
-        """Return the outcome of the run's reduction; None if there is none."""
-        return next((outcome for outcome in self.read_outcomes(with_reduction=True) if outcome.meta.is_reduction), None)
-
     def read_rows(self) -> Iterator[Outcome]:
         """Yield the outcome of each execution, or with `by` of each input. All executions of an input take memory."""
         return group_outcomes(self.read_outcomes(), self.spec) if self.by else self.read_outcomes()

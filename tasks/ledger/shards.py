@@ -7,6 +7,7 @@ The store is a temporary database. A million executions take about 400 MB of dis
 temporary files. Only SQLite's cache takes memory.
 """
 
+import itertools
 import json
 import math
 import sqlite3
@@ -269,13 +270,16 @@ class ShardStore:
 class LazyOutcomes(Sequence[Outcome]):
     """Outcomes in order, each read from the ledger on access. An access raises OSError if the line is missing."""
 
-    def __init__(self, store: ShardStore, states: str) -> None:
-        self._store, self._states = store, states
+    def __init__(self, store: ShardStore, states: str, size: int | None = None) -> None:
+        self._store, self._states, self._size = store, states, size
 
     def __len__(self) -> int:
-        return self._store.count_rows(self._states)
+        return self._store.count_rows(self._states) if self._size is None else self._size
 
     def __iter__(self) -> Iterator[Outcome]:
+        return itertools.islice(self._read(), self._size)
+
+    def _read(self) -> Iterator[Outcome]:
         start = 0
         while rows := self._store.read_rows(self._states, start, PAGE_ROWS):
             for row in rows:
@@ -285,9 +289,11 @@ class LazyOutcomes(Sequence[Outcome]):
     @overload
     def __getitem__(self, at: int) -> Outcome: ...
     @overload
-    def __getitem__(self, at: slice) -> list[Outcome]: ...
-    def __getitem__(self, at: int | slice) -> Outcome | list[Outcome]:
+    def __getitem__(self, at: slice) -> Sequence[Outcome]: ...
+    def __getitem__(self, at: int | slice) -> Outcome | Sequence[Outcome]:
         positions = range(len(self))[at]
+        if at == slice(None, -1):  # Reports leave the reduction out, and memory may not hold the others.
+            return LazyOutcomes(self._store, self._states, len(positions))
         if isinstance(positions, int):
             return self._load(positions)
         return [self._load(position) for position in positions]

@@ -7,11 +7,13 @@ import pytest
 
 from rlm_batch import CodeError, ConfigurationError, Failure, Result
 from rlm_batch.blocks.storage.location import write_file
+from rlm_batch.flows.plan import Outcomes
 from rlm_batch.sandbox.errors import NotRun
 from rlm_batch.sandbox.meta import Meta
 from rlm_batch.sandbox.requests.execution_request import encode_variable
 from rlm_batch.tasks.execution import Execution, assign_keys
 from rlm_batch.tasks.ledger.ledger import Ledger
+from rlm_batch.tasks.ledger.run_record import ReportSpec
 from rlm_batch.tasks.ledger.shards import ShardFiles, ShardHeader, ShardStore
 
 HEAD = ShardHeader(shards=8, total=3, what="chunk", commit=None)
@@ -113,11 +115,15 @@ def test_the_store_has_the_outcomes_in_order_and_cuts_the_rest_into_equal_shards
     assert store.find_starts(0, 9, 100) == [2, 3, 4, 6, 7, 8]
     assert store.find_starts(0, 2, 3) == []
     for execution in executions[8:]:  # The last one is not among the store's executions.
-        store.add_outcome(execution, Failure(NotRun("not run"), Meta(index=execution.index)))
+        meta = Meta(index=execution.index, is_reduction=execution.index == 9)
+        store.add_outcome(execution, Failure(NotRun("not run"), meta))
     assert [outcome.meta.index for outcome in store.outcomes] == [0, 1, 5, 8, 9]
     assert [outcome["y"] for outcome in store.outcomes[:3]] == [0, 1, 5]
     assert [outcome.meta.index for outcome in store.outcomes[::-2]] == [9, 5, 0]
     assert store.outcomes[-1].meta.index == 9
+    without_reduction = Outcomes(store.outcomes, [], "", ReportSpec()).split()[0]
+    assert [outcome.meta.index for outcome in without_reduction] == [0, 1, 5, 8]
+    assert (len(without_reduction), isinstance(without_reduction, list)) == (4, False)  # Memory may not hold them all.
     assert [type(failure.error) for failure in store.failures] == [NotRun, NotRun]
     assert 9 in store
     assert 7 not in store
