@@ -270,8 +270,8 @@ class CommonParameters(RunParameters):
     tools: Annotated[
         ToolsByName,
         Field(
-            description="Functions of the host that code can call. The names are those in the code, and the values are "
-            "import paths such as package.module:function."
+            description="Functions of the host that code can call, and values that it finds. The names are those in "
+            "the code. A function is an import path such as package.module:function."
         ),
         CommandLineForm("tools", "Host function that code can call."),
     ] = field(default_factory=dict)

@@ -6,7 +6,7 @@ import importlib
 import inspect
 import keyword
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from ..blocks.worker_consent import check_tool
@@ -16,7 +16,7 @@ from ..sandbox.requests.function_code import PROVIDED_NAMES
 from ..sandbox.requests.object_values import convert_value
 from ..sandbox.thread_pool import ThreadPool
 from ..sandbox.wire.context_shape import describe_shape
-from ..sandbox.wire.strict_json import NotJsonError
+from ..sandbox.wire.strict_json import NotJsonError, convert_fields
 
 TOOL_TIMEOUT_SECONDS: float = 60  # default seconds for one call; the end of the execution ends the call too
 IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -26,43 +26,40 @@ _functions: dict[str, Tool] = {}  # This process's functions, by their names in 
 _threads = ThreadPool()
 
 
-def name_tools(tools: Mapping[str, Any]) -> dict[str, str]:
-    """Return the tools as texts: import paths unchanged, a name in this process for each function, and values as JSON.
+def name_tools(tools: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tools as JSON: a name in this process for each function, and import paths and values unchanged.
 
-    Raises ConfigurationError for a name that code cannot use, and for a tool that `read_tool` refuses.
+    Raises ConfigurationError for what `read_tools` refuses.
     """
-    texts: dict[str, str] = {}
-    for name, source in tools.items():
-        check_tool_name(name)
-        role = f"the tool {name!r}"
-        tool = read_tool(role, source)
-        texts[name] = tool.to_text() if isinstance(tool, ToolValue) else name_function(role, tool)
-    return texts
+    named: dict[str, Any] = {}
+    for name, tool, description in read_tools(tools):
+        text = name_function(name, tool) if callable(tool) else tool
+        named[name] = text if description is None else {"tool": text, "description": description}
+    return named
 
 
-def read_tool(role: str, source: Any) -> Any:
-    """Return a function with its description as docstring, an import path unchanged, or a value as a `ToolValue`.
+def read_tools(tools: Any, taken: Collection[str] = ()) -> Iterator[tuple[str, Any, str | None]]:
+    """Yield the name of each tool, its function, import path or value as JSON, and its description.
 
-    The source may be a dict with the `tool` and its `description`. Raises ConfigurationError if JSON cannot hold the
-    value. The message begins with `role`, such as "the tool 'search'".
+    A tool may be a dict with the `tool` and its `description`. Raises ConfigurationError for a name that code cannot
+    use, a name in `taken`, a text that is no import path, and a value that JSON cannot hold.
     """
-    tool, description = source, ""
-    if isinstance(source, dict) and "tool" in source and source.keys() <= {"tool", "description"}:
-        tool, description = source["tool"], source.get("description", "")
-        if isinstance(tool, str) and IMPORT_PATH.fullmatch(tool):
-            tool = load_function(role, tool)
-    elif isinstance(source, str):
-        return ToolValue.from_text(source) or source
-    if callable(tool):
-        if description:
-            tool = functools.partial(tool)
-            tool.__doc__ = description
-        return tool
-    try:
-        encoded = encode_variable(convert_value(tool))
-    except (NotJsonError, TypeError, ValueError, ConfigurationError) as error:
-        raise ConfigurationError(f"{role} is neither a function nor a value that JSON can hold: {error}") from None
-    return ToolValue(encoded.json, encoded.nonfinite, f"{describe_shape(tool)}. {description}".rstrip())
+    if not isinstance(tools, Mapping):
+        raise ConfigurationError(f"`tools` is a {type(tools).__name__}: pass a dict of functions by name")
+    for name, tool in tools.items():
+        check_tool_name(name, taken)
+        role, description = f"the tool {name!r}", None
+        if isinstance(tool, dict) and "tool" in tool and tool.keys() <= {"tool", "description"}:
+            tool, description = tool["tool"], str(tool.get("description", ""))
+        elif isinstance(tool, str):
+            name_function(role, tool)
+        if not (callable(tool) or is_function_text(tool)):
+            try:
+                tool = convert_fields({"value": convert_value(tool)}, allow_nonfinite=True)["value"]
+            except (NotJsonError, TypeError, ValueError, ConfigurationError) as error:
+                problem = f"is neither a function nor a value that JSON can hold: {error}"
+                raise ConfigurationError(f"{role} {problem}") from None
+        yield name, tool, description
 
 
 def name_function(role: str, function: Any) -> str:
@@ -75,12 +72,17 @@ def name_function(role: str, function: Any) -> str:
         name = f"<{qualname} {id(function):#x} of this process>"
         _functions[name] = function
         return name
-    if isinstance(function, str) and (IMPORT_PATH.fullmatch(function) or function in _functions):
+    if is_function_text(function):
         return function
     raise ConfigurationError(
         f"{role} is {function!r}: pass a function, or its import path, such as package.module:function; a text for the "
         "code is the `tool` of a dict with a `description`"
     )
+
+
+def is_function_text(value: Any) -> bool:
+    """Return True for an import path, and for the name of a function of this process."""
+    return isinstance(value, str) and (IMPORT_PATH.fullmatch(value) is not None or value in _functions)
 
 
 def check_tool_name(name: Any, taken: Collection[str] = ()) -> None:
@@ -93,18 +95,18 @@ def check_tool_name(name: Any, taken: Collection[str] = ()) -> None:
 def load_tools(tools: Any, timeout: float | None = TOOL_TIMEOUT_SECONDS, taken: Collection[str] = ()) -> dict[str, Any]:
     """Return the functions and values, each function with a time limit for a call in seconds.
 
-    Raises ConfigurationError for what `name_tools` refuses, a name in `taken`, and a function that cannot be imported.
+    Raises ConfigurationError for what `read_tools` refuses, and a function that cannot be imported.
     """
-    if not isinstance(tools, Mapping):
-        raise ConfigurationError(f"`tools` is a {type(tools).__name__}: pass a dict of functions by name")
     loaded: dict[str, Any] = {}
-    for name, source in tools.items():
-        check_tool_name(name, taken)
-        role = f"the tool {name!r}"
-        tool = read_tool(role, source)
-        if isinstance(tool, str):
-            tool = load_function(role, name_function(role, tool))
-        loaded[name] = _limit_seconds(name, tool, timeout) if callable(tool) else tool
+    for name, tool, description in read_tools(tools, taken):
+        if is_function_text(tool):
+            tool = load_function(f"the tool {name!r}", tool)
+        if callable(tool):
+            loaded[name] = _limit_seconds(name, tool, timeout, description)
+        else:
+            encoded = encode_variable(tool)
+            about = f"{describe_shape(tool)}. {description or ''}".rstrip()
+            loaded[name] = ToolValue(encoded.json, encoded.nonfinite, about)
     return loaded
 
 
@@ -129,8 +131,11 @@ def load_function(role: str, path: str) -> Tool:
     return tool
 
 
-def _limit_seconds(name: str, tool: Tool, seconds: float | None) -> Tool:
-    """Return the tool with a time limit for calls. A call in a thread continues after the limit, but is ignored."""
+def _limit_seconds(name: str, tool: Tool, seconds: float | None, description: str | None) -> Tool:
+    """Return the tool with a time limit for calls, and with the description as its docstring, unless it is empty.
+
+    A call in a thread continues after the limit, but is ignored.
+    """
 
     @functools.wraps(tool)  # A recursive model reads the signature and the docstring.
     async def call(*args: Any, **kwargs: Any) -> Any:
@@ -146,4 +151,6 @@ def _limit_seconds(name: str, tool: Tool, seconds: float | None) -> Tool:
                 raise
             raise TimeoutError(f"{name} took more than {seconds:g} s: ask it for less") from None
 
+    plain = tool.func if isinstance(tool, functools.partial) else tool  # The docstring of a partial is `partial`'s own.
+    call.__doc__ = description or plain.__doc__
     return call

@@ -249,7 +249,7 @@ async def make_run(options: Options, plan: Plan, provider: SandboxProvider | Non
     Raises:
         ConfigurationError: The provider, the code, a function of the host or a language model cannot be used.
     """
-    tools = cast("dict[str, str]", options.tools or {})
+    tools = cast("dict[str, Any]", options.tools or {})
     if options.shards is not None:
         _refuse_own_objects(options, tools)
     if provider is None:
@@ -316,14 +316,13 @@ def _check_syntax(name: str, code: str) -> None:
             raise ConfigurationError(f"`{name}` is not valid Python: {error.msg} (line {error.lineno})") from None
 
 
-def _refuse_own_objects(options: Options, tools: dict[str, str]) -> None:
+def _refuse_own_objects(options: Options, tools: dict[str, Any]) -> None:
     """Raise ConfigurationError if a job in shards has an object of this process, because shards run in others."""
-    texts = {f"the tool {name!r}": path for name, path in tools.items()}
+    texts = {f"the tool {name!r}": str(tool) for name, tool in tools.items()}
     for name in ("language_model", "sub_model", "models"):
         texts[f"`{name}`"] = str(getattr(options, name))
     for role, text in texts.items():
-        is_own_object = "<" in text  # Saved blocks, names of models and import paths have no such character.
-        if is_own_object:
+        if " of this process>" in text:
             raise ConfigurationError(
                 f"{role} is an object of this process, and shards run in other processes: save a model as a block, "
                 "and pass the import path of a function, such as package.module:function"

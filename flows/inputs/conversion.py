@@ -102,8 +102,8 @@ else:
     # Python callers may pass None. Prefect's form has an editor for a dict, and none for a dict or None.
     _NoneAsEmpty = BeforeValidator(lambda value: {} if value is None else value)
     Items, PathText, BudgetText, ProviderText, ModelText, PrunerText = list, str, str, str, str, str
-    ProviderOptions = Annotated[dict[str, Any], _NoneAsEmpty]
-    Mounts = ToolsByName = Annotated[dict[str, str], _NoneAsEmpty]
+    ProviderOptions = ToolsByName = Annotated[dict[str, Any], _NoneAsEmpty]
+    Mounts = Annotated[dict[str, str], _NoneAsEmpty]
     TurnFunction, AnswerTypeText, ModelsByName = str, dict[str, Any], dict[str, str] | list[str]
     Code = Annotated[str, Content.CODE]
     PreparationCode = Annotated[str, Content.PREPARATION]

@@ -139,14 +139,10 @@ class _Ending:
             return SandboxStartError if self.status == "setup" else PrepareError
         if self.status == "error":
             return BY_KIND.get(self.kind, CodeError)
-        if self._is_interrupted and not self.header.get("state_lost"):
+        is_interrupted = self.status == "cancelled" and self.work_time is not None
+        if is_interrupted and not self.header.get("state_lost"):
             return ExecutionTimeout
         return BY_STATUS.get(self.status, CodeCrashed)
-
-    @property
-    def _is_interrupted(self) -> bool:
-        """Return True if the host interrupted the code because its time for work was used up."""
-        return self.status == "cancelled" and self.work_time is not None
 
     def _set_attributes(self, error: RlmBatchError, traceback: str, advice: str) -> None:
         if isinstance(error, CodeError | PrepareError):
@@ -214,10 +210,8 @@ class _Ending:
                     "fewer calls at a time"
                 )
             case "cancelled" if self.work_time is not None:
-                return (
-                    f"{subject} was interrupted{where} after {self.work_time.limit:g} s, the most for a turn: do less "
-                    "in a turn"
-                )
+                seconds = f"{self.work_time.limit:g} s"
+                return f"{subject} was interrupted{where} after {seconds}, the most for a turn: do less in a turn"
             case "cancelled":
                 return "the execution was cancelled"
             case "error":

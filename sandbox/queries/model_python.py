@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CodeCrashed, CodeError, ExecutionTimeout, QueryError, StateLost, SubmitError
+from ..requests import tool_docs
 from ..requests.execution_request import WorkTime
 from ..requests.function_code import PROVIDED_NAMES
 from .records import SHORT_CHARACTERS, shorten
@@ -31,20 +33,10 @@ LOST_NAMES = "The process of your code ended, so its names are gone, except for 
 KEPT_NAMES = "The names that your code defined before are kept."
 MAX_PREPARED_NAMES = 100  # names of `prepare` that the model sees; `from module import *` may define more
 # Code that describes each name of `prepare`: its type, or the signature and the purpose of a function or a class.
-LIST_NAMES = """
-import inspect as _inspect
-
-def _describe(name, value):
-    purpose = type(value).__name__
-    if callable(value):
-        try:
-            name += str(_inspect.signature(value))
-        except (TypeError, ValueError):
-            pass
-        purpose = (_inspect.getdoc(value) or "").partition("\\n")[0]
-    return f"`{name}`: {purpose}"
-
-SUBMIT([_describe(name, value) for name, value in [*globals().items()] if name[0] != "_" and name not in _known_names])
+LIST_NAMES = f"""
+_found = [(name, value) for name, value in globals().items() if name[0] != "_" and name not in _known_names]
+{inspect.getsource(tool_docs)}
+SUBMIT([describe_tool(name, value, hides_defaults=False).partition("\\n")[0] for name, value in _found])
 """
 WRONG_TYPE = "SUBMIT did not take this answer: {problem}. The answer has to be {type}. Call SUBMIT again."
 
@@ -77,7 +69,7 @@ class ModelPython:
         is_new_context = context != self._context
         self._queries, self._context = queries, context
         self._has_context = False  # Code can have changed a list or a dict.
-        if self.interpreter.preparation is not None:
+        if self.interpreter.preparation is not None and not self.prepared_names:
             self.prepared_names = await self._list_prepared_names()
         return is_new_context
 

@@ -18,6 +18,7 @@ from pydantic.dataclasses import dataclass
 from ..cancellation import run_shielded
 from ..errors import BudgetExceeded, DepthExceeded, QueryError
 from ..model_reply import Reply, read_reply
+from ..requests.execution_request import ToolValue
 from ..requests.tool_docs import describe_tool
 from .answer_type import AnswerType
 from .budget import LastTurn, Usage
@@ -450,9 +451,7 @@ def _write_instructions(
     calls = "" if calls_left is None else f", and at most {calls_left} calls of models in all, your own turns included"
     seconds = ""
     if settings.turn_timeout is not None:
-        seconds = (
-            f" The code of a turn may run for {settings.turn_timeout:g} s, not counting what it waits for queries."
-        )
+        seconds = f" The code of a turn may run for {settings.turn_timeout:g} s, without waits for queries and tools."
     facts = {
         "names": _describe_names(python, settings, queries, context),
         "turns": f"You have {settings.max_turns} turns{calls}.{seconds}",
@@ -487,8 +486,13 @@ def _describe_names(python: ModelPython, settings: RecursionSettings, queries: Q
         lines.append(VOLUME_NAMES)
     if interpreter.sandbox.mounts:
         lines.append(f"- Files and directories to read: {', '.join(interpreter.sandbox.mounts)}.")
-    descriptions = [describe_tool(name, tool) for name, tool in interpreter.tools.items() if name not in queries.tools]
-    lines += ["- " + text.replace("\n", "\n  ") for text in (*python.prepared_names, *descriptions)]
+    descriptions = list(python.prepared_names)
+    for name, tool in interpreter.tools.items():
+        if isinstance(tool, ToolValue):
+            descriptions.append(f"`{name}`: {tool.description}")
+        elif name not in queries.tools:
+            descriptions.append(describe_tool(name, tool))
+    lines += ["- " + text.replace("\n", "\n  ") for text in descriptions]
     if settings.answer_type is None or queries.depth > 1:
         lines.append(SUBMIT_NAME + ANY_TYPE)
     else:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import keyword
 import os
 import unicodedata
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -79,18 +77,6 @@ class ToolValue(EncodedVariable):
     """A value that code finds by a tool's name. Models see the description."""
 
     description: str = ""
-
-    def to_text(self) -> str:
-        """Return the value as text, for a flow's parameter."""
-        return json.dumps({"tool_value": self.json.decode(), "nonfinite": self.nonfinite, "about": self.description})
-
-    @classmethod
-    def from_text(cls, text: str) -> ToolValue | None:
-        """Return the value of a text of `to_text`, or None for another text."""
-        with suppress(ValueError, TypeError, LookupError):
-            fields = json.loads(text)
-            return cls(fields["tool_value"].encode(), fields["nonfinite"], fields["about"])
-        return None
 
 
 def check_variable_name(name: object, where: str = "", taken: Collection[str] = PROVIDED_NAMES) -> None:
@@ -192,9 +178,8 @@ class ExecutionRequest:
         self.code = self._read_code(variable_names)
         self._check_variable_names(variable_names)
         values = {name: tool for name, tool in tools.items() if isinstance(tool, ToolValue)}
-        if values:
-            self.encoded = {**values, **(self.encoded or {})}
-        for name, value in (self.encoded or {}).items():
+        self.encoded = {**values, **(self.encoded or {})}
+        for name, value in self.encoded.items():
             if value.is_large:
                 self.files[name] = f"{OWN_FILE_PREFIX}-{uuid.uuid4().hex}.json"
         fields: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""The description of a tool, as a recursive model and its code see it."""
+"""The description of a name, as a recursive model and its code see it. Sandboxes run the source of this module."""
 
 import inspect
 import re
@@ -7,13 +7,13 @@ from typing import Any
 QUOTED_TYPE = re.compile(r"(: |-> )(['\"])(.*?)\2")  # an annotation in a signature that is a text
 
 
-def describe_tool(name: str, tool: Any) -> str:
-    """Return a function's signature and docstring, or the description of a value.
+def describe_tool(name: str, tool: Any, *, hides_defaults: bool = True) -> str:
+    """Return a function's signature and docstring, or the type of a value.
 
-    Defaults other than numbers and None are `...`, because a `partial` may hold a secret.
+    With `hides_defaults`, defaults other than numbers and None are `...`, because a `partial` may hold a secret.
     """
     if not callable(tool):
-        return f"`{name}`: {tool.description}"
+        return f"`{name}`: {type(tool).__name__}"
     shown = "(...)"
     try:
         signature = inspect.signature(tool)
@@ -22,7 +22,8 @@ def describe_tool(name: str, tool: Any) -> str:
     else:
         parameters = list(signature.parameters.values())
         for index, parameter in enumerate(parameters):
-            if not isinstance(parameter.default, (int, float, type(None))) and parameter.default is not parameter.empty:
+            is_shown = parameter.default is parameter.empty or isinstance(parameter.default, (int, float, type(None)))
+            if hides_defaults and not is_shown:
                 parameters[index] = parameter.replace(default=...)
         shown = str(signature.replace(parameters=parameters)).replace("Ellipsis", "...")
         shown = QUOTED_TYPE.sub(r"\1\3", shown)

@@ -2,6 +2,7 @@
 
 import asyncio
 import datetime
+import functools
 import math
 import os
 import uuid
@@ -14,12 +15,14 @@ from typing import Any
 import pandas
 import polars
 import pytest
+from prefect.utilities.callables import parameter_schema
 from pydantic import BaseModel
 
 from rlm_batch import ConfigurationError, batch, load_report, open_rlm, rlm, sequence
 from rlm_batch.sandbox.outcomes.outcome_json import outcome_to_json
 from rlm_batch.tasks import host_tools
 
+from ...infra.deployed import Deployed
 from ...infra.scripted_turns import format_turn
 from ...standins.openai_chat import ChatServer
 
@@ -36,6 +39,11 @@ async def look_up(city: str, *, scale: int = 1) -> dict[str, int]:
 def count(city: str) -> Any:
     found = look_up(city, scale=2)  # type: ignore[name-defined]  # noqa: F821
     return {**found, "size": get_size("/")}  # type: ignore[name-defined]  # noqa: F821
+
+
+def divide(number: float, *, by: float = 1) -> float:
+    """Divide a number."""
+    return number / by
 
 
 look_up_on_host = look_up
@@ -194,3 +202,26 @@ async def test_a_value_of_a_tool_is_found_anew_in_each_turn(chat: ChatServer, op
         answer = await session.ask("q?")
     assert answer.value == [1, 2]
     assert answer.trajectory[0]["output"] == "[1, 2, 3]"
+
+
+async def test_the_model_reads_what_its_code_finds(chat: ChatServer, openai: ChatServer):
+    """Values become JSON, and a partial has the docstring of its function."""
+    chat.script = lambda _: format_turn("SUBMIT([price, rows, divide(9)])")
+    tools = {"price": Price(Decimal("1.10"), set()), "rows": pandas.DataFrame({"id": [1, 2]})}
+    async with open_rlm(NAME, "local:none", tools={**tools, "divide": functools.partial(divide, by=2)}) as session:
+        answer = await session.ask("q?")
+    assert answer.value == [{"amount": "1.10", "tags": []}, [{"id": 1}, {"id": 2}], 4.5]
+    instructions = chat.requests[0].messages[0]
+    assert "- `price`: a dict of 2 keys: 'amount', 'tags'" in instructions
+    assert "- `rows`: a list of 2 items, the first is a dict" in instructions
+    assert "- `divide(number: float, *, by: float = 2) -> float`: Divide a number." in instructions
+    assert "without waits for queries and tools" in instructions
+
+
+async def test_a_deployment_takes_values_as_tools(allow: Callable[..., None]):
+    assert parameter_schema(batch.fn).properties["tools"]["additionalProperties"] is True  # The server takes any JSON.
+    allow(allow_no_isolation=True)
+    tools = {"limit": 7, "page": {"tool": "<b>", "description": "A page."}, "nothing": None}
+    run = await Deployed.made(code=["SUBMIT([limit, page, nothing])"], tools=tools, provider="local:none")
+    state = await run.execute()
+    assert (await state.result())[0].output == [7, "<b>", None]
