@@ -21,7 +21,7 @@ from ...sandbox.model_reply import read_program
 from ...sandbox.queries.answer_cache import AnswerCache
 from ...sandbox.queries.budget import Usage
 from ...sandbox.queries.records import RlmEvent
-from ...sandbox.queries.recursive_model import DEFAULT_RECURSION, leave_limits_out
+from ...sandbox.queries.recursive_model import DEFAULT_RECURSION
 from ...sandbox.requests.code_text import parse_module
 from ...sandbox.requests.execution_request import ToolValue
 from ...tasks.capacity.slots import Slots
@@ -160,7 +160,9 @@ class Run:
             fingerprint["language_model"] = self.model_access.fingerprint()
         recursion = self.plan.recursion
         if recursion is not None and self.key_version >= 3:
-            recursion = leave_limits_out(recursion)
+            recursion = replace(
+                recursion, max_turns=DEFAULT_RECURSION.max_turns, max_errors=DEFAULT_RECURSION.max_errors
+            )
         if recursion is not None and recursion != DEFAULT_RECURSION:
             answer_type = None if recursion.answer_type is None else recursion.answer_type.schema
             settings = {**asdict(replace(recursion, answer_type=None)), "answer_type": answer_type}

@@ -3,12 +3,12 @@
 import asyncio
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from ..errors import BudgetExceeded
+from ..errors import BudgetExceeded, ConfigurationError
 
 ROUNDING_TOLERANCE = 1e-9  # relative to a cost limit; rounding errors in sums of fractions of a cent are smaller
 # Bytes that a turn adds to the next prompt: an output of at most 10,000 characters, and sentences around it.
@@ -123,7 +123,7 @@ class Budget:
             self._ancestry += parent._ancestry
         self.usage = Usage()  # total of settled calls
         self._reserved: list[Estimate] = []  # expected usage of running calls
-        self._kept: list[LastTurn] = []  # last turns of the recursive models at work
+        self.kept = set[LastTurn]()  # last turns of the recursive models at work
         # The same of other runs, in a shared budget.
         self._reserved_elsewhere: list[Estimate] = []
         self._kept_elsewhere: list[Estimate] = []
@@ -137,7 +137,7 @@ class Budget:
         """Return how many more calls this budget's own limit allows; None means no limit."""
         if self._calls is None:
             return None
-        return max(0, self._calls - self.usage.calls - len(self._reserved) - len(self._kept))
+        return max(0, self._calls - self.usage.calls - len(self._reserved) - len(self.kept))
 
     @property
     def limits_tokens(self) -> bool:
@@ -168,8 +168,11 @@ class Budget:
         root = self._ancestry[-1]
         while True:
             with root.open_shared():
-                expected = self._expect(maximum, last_turn)
-                if all(budget._fits_beside_others(expected, maximum, last_turn) for budget in self._ancestry):
+                (expected,) = self._scale([maximum], unknown_share=1.0)
+                problem = self._find_problem([expected], maximum, last_turn)
+                if problem:
+                    raise BudgetExceeded(problem)
+                if not self._find_problem([expected], maximum, last_turn, beside_running=True):
                     self._take(expected, maximum, last_turn)
                     return partial(self._settle, maximum, expected)
             await root.wait_for_others()
@@ -186,88 +189,65 @@ class Budget:
         """Add a call to the running ones, and keep or release the last turn of its model."""
         for budget in self._ancestry:
             budget._reserved.append(expected)
-        if last_turn is None:
-            return
-        for budget in self._ancestry:
-            if last_turn.is_due and last_turn in budget._kept:
-                budget._kept.remove(last_turn)
-            elif not last_turn.is_due and last_turn not in budget._kept:
-                budget._kept.append(last_turn)
-        if not last_turn.is_due:
+            if last_turn is None:
+                continue
+            if last_turn.is_due:
+                budget.kept.discard(last_turn)
+            else:
+                budget.kept.add(last_turn)
+        if last_turn is not None and not last_turn.is_due:
             last_turn.maximum = last_turn.estimate_after(maximum)
 
     def keep(self, last_turn: LastTurn) -> None:
         """Keep a recursive model's last turn."""
-        if last_turn not in self._kept:
+        if last_turn not in self.kept:
             with self._ancestry[-1].open_shared():
                 for budget in self._ancestry:
-                    budget._kept.append(last_turn)
+                    budget.kept.add(last_turn)
 
     def release(self, last_turn: LastTurn) -> None:
         """Keep a recursive model's last turn no longer."""
-        if last_turn in self._kept:
-            with self._ancestry[-1].open_shared():
+        if last_turn in self.kept:
+            # The answer is not lost with the file of a shared budget.
+            with suppress(ConfigurationError), self._ancestry[-1].open_shared():
                 for budget in self._ancestry:
-                    budget._kept.remove(last_turn)
-
-    def is_kept(self, last_turn: LastTurn) -> bool:
-        """Return True if the last turn of this recursive model is kept."""
-        return last_turn in self._kept
-
-    @property
-    def keeps_turns(self) -> bool:
-        """Return True if a recursive model keeps its last turn in this budget."""
-        return bool(self._kept)
+                    budget.kept.discard(last_turn)
 
     def find_batch_problem(self, maxima: Sequence[Estimate]) -> str:
         """Return why a batch of calls would not leave the kept last turns, or an empty text if it does.
 
         Answers may be short, so only the number of calls and their prompts count.
         """
-        if not self._kept:
+        if not self.kept:
             return ""
         with self._ancestry[-1].open_shared():
-            prompts = self._expect_usual([maximum._replace(answer_tokens=0) for maximum in maxima])
-            problems = [budget._find_problem(prompts, budget._list_kept()) for budget in self._ancestry]
-        return next(filter(None, problems), "")
+            prompts = [maximum._replace(answer_tokens=0) for maximum in maxima]
+            return self._find_problem(self._scale(prompts, unknown_share=0.0))
 
-    def _expect(self, maximum: Estimate, last_turn: LastTurn | None) -> Estimate:
-        """Return the expected usage of a call. Raises BudgetExceeded if it would not fit even without other calls."""
-        expected = self._scale(maximum)
-        for budget in self._ancestry:
-            problem = budget._find_problem([expected], budget._list_kept(maximum, last_turn))
-            if problem:
-                raise BudgetExceeded(problem)
-        return expected
+    def _scale(self, maxima: Sequence[Estimate], unknown_share: float) -> list[Estimate]:
+        """Return the expected usage of calls: the largest shares so far of the most that they can use."""
+        prompt_share, answer_share = self._ancestry[-1]._shares or (unknown_share, unknown_share)
+        return [
+            maximum._replace(
+                prompt_tokens=maximum.prompt_tokens * prompt_share, answer_tokens=maximum.answer_tokens * answer_share
+            )
+            for maximum in maxima
+        ]
 
-    def _scale(self, maximum: Estimate) -> Estimate:
-        """Return the expected usage of a call: the largest share so far of the most that it can use."""
-        prompt_share, answer_share = self._ancestry[-1]._shares or (1.0, 1.0)
-        return maximum._replace(
-            prompt_tokens=maximum.prompt_tokens * prompt_share, answer_tokens=maximum.answer_tokens * answer_share
-        )
-
-    def _expect_usual(self, maxima: Sequence[Estimate]) -> list[Estimate]:
-        """Return the expected usage of later calls. Only their number counts until a usual share is known."""
-        if self._ancestry[-1]._shares is None:
-            return [NO_ESTIMATE] * len(maxima)
-        return [self._scale(maximum) for maximum in maxima]
-
-    def _list_kept(self, maximum: Estimate = NO_ESTIMATE, last_turn: LastTurn | None = None) -> list[Estimate]:
+    def _list_kept(self, maximum: Estimate, last_turn: LastTurn | None) -> list[Estimate]:
         """Return the expected usage of the last turns that a call has to leave: of other models, and of its own."""
-        if last_turn is None:
-            return self._expect_usual([other.maximum for other in self._kept] + self._kept_elsewhere)
-        if last_turn.is_due:
+        if last_turn is not None and last_turn.is_due:
             return []  # This call was itself kept.
-        kept = [other.maximum for other in self._kept if other is not last_turn] + self._kept_elsewhere
-        is_unused = not (self.usage.calls or self._reserved or self._reserved_elsewhere or kept or self._kept)
-        if not is_unused:  # A limit that allows a single turn allows this one.
+        kept = [other.maximum for other in self.kept if other is not last_turn] + self._kept_elsewhere
+        is_used = self.usage.calls or self._reserved or self._reserved_elsewhere or kept or self.kept
+        if last_turn is not None and is_used:  # A limit that allows a single turn allows this one.
             kept.append(last_turn.estimate_after(maximum))
-        return self._expect_usual(kept)
+        return self._scale(kept, unknown_share=0.0)  # Only their number counts until a usual share is known.
 
     def _settle(self, maximum: Estimate, expected: Estimate, usage: Usage) -> None:
         root = self._ancestry[-1]
-        with root.open_shared():
+        # A paid answer is not lost with the file of a shared budget. The next call finds it missing.
+        with suppress(ConfigurationError), root.open_shared():
             for budget in self._ancestry:
                 budget._reserved.remove(expected)
                 budget.usage += usage
@@ -280,7 +260,23 @@ class Budget:
         root._settled.set()
         root._settled = asyncio.Event()
 
-    def _find_problem(self, calls: Sequence[Estimate], kept: Sequence[Estimate]) -> str:
+    def _find_problem(
+        self,
+        calls: list[Estimate],
+        maximum: Estimate = NO_ESTIMATE,
+        last_turn: LastTurn | None = None,
+        *,
+        beside_running: bool = False,
+    ) -> str:
+        """Return why calls do not fit in this budget or a parent, or an empty text if they do. See `reserve`."""
+        for budget in self._ancestry:
+            running = budget._reserved + budget._reserved_elsewhere if beside_running else []
+            problem = budget._find_own_problem(running + calls, budget._list_kept(maximum, last_turn))
+            if problem:
+                return problem
+        return ""
+
+    def _find_own_problem(self, calls: Sequence[Estimate], kept: Sequence[Estimate]) -> str:
         """Return why calls do not fit beside the settled calls and the kept last turns, or an empty text if they do."""
         what = "the call" if len(calls) == 1 else f"the {len(calls):,} calls"
         beside = " beside the last turns of recursive models" if kept else ""
@@ -300,18 +296,13 @@ class Budget:
                     f"are left{beside}: ask for less, or raise `{self._tokens_name}`"
                 )
         if self._cost is not None:
+            if self.usage.cost is None:
+                return "`max_cost` cannot limit a budget with calls of a model without a price: make another budget"
             cost = sum(call.cost for call in calls)
-            left = self._cost - (self.usage.cost or 0.0) - sum(turn.cost for turn in kept)
+            left = self._cost - self.usage.cost - sum(turn.cost for turn in kept)
             if cost > left + self._cost * ROUNDING_TOLERANCE:
                 return (
                     f"{what} could cost ${cost:.6f}, and of ${self._cost:g} ${max(0.0, left):.6f} are left{beside}: "
                     "ask for less, or raise `max_cost`"
                 )
         return ""
-
-    def _fits_beside_others(self, expected: Estimate, maximum: Estimate, last_turn: LastTurn | None) -> bool:
-        """Return True if a call that fits alone also fits beside the running calls."""
-        running = [*self._reserved, *self._reserved_elsewhere]
-        if not running:
-            return True
-        return not self._find_problem([*running, expected], self._list_kept(maximum, last_turn))

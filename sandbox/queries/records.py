@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Protocol
 
 from ..wire.nonfinite import replace_nonfinite, restore_numbers
-from .budget import Estimate, Usage
+from .budget import Estimate, LastTurn, Usage
 
 SHORT_CHARACTERS = 10_000  # characters to which `shorten` cuts a text by default
 # Role and content, as in OpenAI's chat API. The content is a text, or a list of parts with texts and images.
@@ -109,6 +109,7 @@ class Query:
     query_usage: Usage = field(default_factory=Usage)  # usage of the ended queries below it
     id: str = ""  # set if the session has a transcript
     parent_id: str = ""
+    last_turn: LastTurn | None = None  # that of the recursive model, while it answers the query
     sent: list[Message] = field(default_factory=list[Message])  # the last request's messages and its answer
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from dataclasses import asdict, field, replace
+from dataclasses import asdict, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ConfigDict, PositiveFloat, PositiveInt
@@ -124,11 +124,6 @@ class RecursionSettings:
 
 
 DEFAULT_RECURSION = RecursionSettings()
-
-
-def leave_limits_out(settings: RecursionSettings) -> RecursionSettings:
-    """Return the settings on which answers depend, with the default limits."""
-    return replace(settings, max_turns=DEFAULT_RECURSION.max_turns, max_errors=DEFAULT_RECURSION.max_errors)
 
 
 def ends_at_limit(turns: list[dict[str, Any]], settings: RecursionSettings) -> bool:
@@ -253,6 +248,7 @@ class Conversation:
         """Add a question to the messages, and write the instructions again."""
         self._queries, self._query = queries, query
         self._last_turn, self._budget_error = LastTurn(), None
+        query.last_turn = self._last_turn
         question = prompt
         is_new_context = await self._python.begin(queries, context)
         if is_new_context and context.shape:
@@ -370,7 +366,7 @@ class Conversation:
         try:
             return await self._ask(turn, self._messages)
         except BudgetExceeded as error:
-            if self._last_turn.is_due or not self._queries.session.budget.is_kept(self._last_turn):
+            if self._last_turn.is_due or self._last_turn not in self._queries.session.budget.kept:
                 raise
             self._last_turn.is_due, self._budget_error = True, error
         self._add("user", LAST_CALL.format(reason=NO_BUDGET))
@@ -380,7 +376,7 @@ class Conversation:
         """Ask the model, and add the usage and the answer's thoughts to the turn, also for an incomplete answer."""
         session = self._queries.session
         try:
-            answer = await session.ask(self._queries.root_model, messages, self._query, last_turn=self._last_turn)
+            answer = await session.ask(self._queries.root_model, messages, self._query)
         except EmptyAnswerError as error:
             _add_usage(turn, error.answer)
             raise

@@ -19,7 +19,7 @@ from ..meta import QuerySummary
 from ..model_reply import split_thoughts
 from ..outcomes.text_escape import SecretFilter
 from .answer_cache import AnswerCache, build_key, remove_limits
-from .budget import NO_ESTIMATE, Budget, Estimate, LastTurn, Usage
+from .budget import NO_ESTIMATE, Budget, Estimate, Usage
 from .records import (
     DEFAULT_OPTIONS,
     Answer,
@@ -135,25 +135,19 @@ class QuerySession:
         return DeadlineExceeded("no time is left for queries: raise `timeout`, or ask for less")
 
     async def ask(
-        self,
-        model: Model,
-        messages: list[Message],
-        query: Query,
-        options: RequestOptions = DEFAULT_OPTIONS,
-        last_turn: LastTurn | None = None,
+        self, model: Model, messages: list[Message], query: Query, options: RequestOptions = DEFAULT_OPTIONS
     ) -> Answer:
         """Return the answer to one question of the query, from the cache or by a request, without thoughts in its text.
 
-        `last_turn` is that of the recursive model that asks. Raises BudgetExceeded, DeadlineExceeded and QueryError.
+        Raises BudgetExceeded, DeadlineExceeded and QueryError.
         """
         started_at = time.monotonic()
         outcome: Answer | RlmBatchError | None = None  # None if the question was cancelled
         try:
-            request = partial(self._request, model, messages, query, options, last_turn)
             if self.cache is None:
-                answer = await request()
+                answer = await self._request(model, messages, query, options)
             else:
-                answer = await self._ask_cache(self.cache, model, messages, query, options, request)
+                answer = await self._ask_cache(self.cache, model, messages, query, options)
             outcome = _remove_thoughts(model, answer)
             return outcome
         except RlmBatchError as error:
@@ -165,25 +159,19 @@ class QuerySession:
                 self.transcript.add_request(model, messages, options, query, outcome, seconds)
 
     async def _ask_cache(
-        self,
-        cache: AnswerCache,
-        model: Model,
-        messages: list[Message],
-        query: Query,
-        options: RequestOptions,
-        request: Callable[[], Awaitable[Answer]],
+        self, cache: AnswerCache, model: Model, messages: list[Message], query: Query, options: RequestOptions
     ) -> Answer:
         """Return the answer in the cache. If it is missing, request it and add it to the cache."""
         self.check_seconds_left()
         is_flat = query.kind == FLAT_KIND
 
-        async def request_whole() -> Answer:
-            answer = await request()
+        async def request() -> Answer:
+            answer = await self._request(model, messages, query, options)
             _remove_thoughts(model, answer)  # An answer of thoughts alone raises here, and is not cached.
             return answer
 
         # `run_recorded` tracks a whole recursive query. A flat query is tracked only if it asks the model.
-        ask = partial(self.track, query, request_whole) if is_flat else request_whole
+        ask = partial(self.track, query, request) if is_flat else request
         if cache.execution is not None and not is_flat:
             # The instructions say how many calls are left. Another attempt of the execution has fewer.
             messages_of_key = [message for message in messages if message["role"] != "system"]
@@ -210,30 +198,22 @@ class QuerySession:
 
         Questions that the cache answers do not count.
         """
-        if not self.budget.keeps_turns:
+        if not self.budget.kept:
             return ""
-        maxima = [await estimate_for_budget(self.budget, model, messages, options) for messages in questions]
-        problem = self.budget.find_batch_problem(maxima)
-        if problem and self.cache is not None:
+        if self.cache is not None:
             keys = [build_key(model.fingerprint(), messages, options.list_changed()) for messages in questions]
-            problem = self.budget.find_batch_problem([maxima[index] for index in self.cache.list_missing(keys)])
-        return problem
+            questions = [questions[index] for index in self.cache.list_missing(keys)]
+        maxima = [await estimate_for_budget(self.budget, model, messages, options) for messages in questions]
+        return self.budget.find_batch_problem(maxima)
 
-    async def _request(
-        self,
-        model: Model,
-        messages: list[Message],
-        query: Query,
-        options: RequestOptions,
-        last_turn: LastTurn | None,
-    ) -> Answer:
+    async def _request(self, model: Model, messages: list[Message], query: Query, options: RequestOptions) -> Answer:
         """Send one request to a model, within the budget and the deadline."""
         self.check_seconds_left()
         maximum = await estimate_for_budget(self.budget, model, messages, options)
         try:
             async with asyncio.timeout_at(self.deadline), self._request_slots:
                 # Reserve only now: a request that waits for its slot must not hold budget that others could use.
-                settle = await self.budget.reserve(maximum, last_turn)
+                settle = await self.budget.reserve(maximum, query.last_turn)
                 usage = Usage()  # A cancelled request counts as unused: no provider reports if it was billed.
                 try:
                     answer = await model.ask(messages, options)

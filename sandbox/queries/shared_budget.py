@@ -1,28 +1,51 @@
 """A budget that several flow runs and interpreters share, also in several processes: a file of JSON with a lock."""
 
-from __future__ import annotations
-
 import asyncio
 import atexit
 import fcntl
-import json
 import os
 import shutil
 import tempfile
+import time
 import uuid
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+
+from pydantic import BaseModel, ConfigDict, NonNegativeFloat, NonNegativeInt, ValidationError
 
 from ..errors import ConfigurationError
 from ..process_identity import is_process_alive, read_own_identity
 from .budget import Budget as RunBudget
 from .budget import Estimate, Usage
 
-LIMITS = ("max_llm_calls", "max_llm_tokens", "max_cost")
 POLL_SECONDS = 0.1  # time between two looks at the calls of other processes
+MAX_IDLE_SECONDS = 3600.0  # A run on another machine, or before a reboot, counts as ended after this time.
+
+
+class _Run(BaseModel):
+    """What a run has taken from the budget and not yet used. `process` is the identity of its process."""
+
+    process: str
+    changed_at: float
+    reserved: list[Estimate]
+    kept: list[Estimate]
+
+    def has_ended(self) -> bool:
+        is_alive = is_process_alive(self.process)
+        return time.time() - self.changed_at > MAX_IDLE_SECONDS if is_alive is None else not is_alive
+
+
+class _Content(BaseModel):
+    """The content of a budget's file."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+    max_llm_calls: NonNegativeInt | None = None
+    max_llm_tokens: NonNegativeInt | None = None
+    max_cost: NonNegativeFloat | None = None
+    usage: Usage = Usage()
+    shares: tuple[float, float] | None = None  # see `RunBudget`
+    runs: dict[str, _Run] = {}
 
 
 class Budget:
@@ -50,22 +73,19 @@ class Budget:
         path: str | os.PathLike[str] | None = None,
     ) -> None:
         limits = {"max_llm_calls": max_llm_calls, "max_llm_tokens": max_llm_tokens, "max_cost": max_cost}
-        new_limits = {name: value for name, value in limits.items() if value is not None}
-        for name, value in new_limits.items():
-            if value < 0:
-                raise ConfigurationError(f"`{name}` is {value!r}: use 0 or more")
         if path is None:
             folder = tempfile.mkdtemp(prefix="budget-")
             atexit.register(shutil.rmtree, folder, ignore_errors=True)  # A flow may outlive this object.
             path = Path(folder) / "budget.json"
         self.path = Path(path).expanduser().absolute()
-        with _lock_file(self.path):
-            _write(self.path, {**(_read(self.path) if self.path.exists() else limits), **new_limits})
+        with _open_file(self.path, {name: value for name, value in limits.items() if value is not None}):
+            pass
 
     @property
     def usage(self) -> Usage:
         """The calls, tokens and cost of everything so far."""
-        return Usage(**_read(self.path).get("usage", {}))
+        with _open_file(self.path) as content:
+            return content.usage
 
     def __fspath__(self) -> str:
         return str(self.path)
@@ -75,34 +95,27 @@ class SharedBudget(RunBudget):
     """One run's view of a shared budget. Raises ConfigurationError if the file is none."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._name = path, f"{read_own_identity()} {uuid.uuid4().hex[:8]}"
         super().__init__()
-        self._load(_read(path))
-
-    def _load(self, data: dict[str, Any]) -> None:
-        """Take the limits, the usage and the calls of other runs from the file's content."""
-        self._calls, self._tokens, self._cost = (data[name] for name in LIMITS)
-        self.usage = Usage(**data.get("usage", {}))
-        self._shares = tuple(data["shares"]) if data.get("shares") else None
-        runs = [run for name, run in data.get("runs", {}).items() if name != self._name]
-        self._reserved_elsewhere = [Estimate(*call) for run in runs for call in run["reserved"]]
-        self._kept_elsewhere = [Estimate(*call) for run in runs for call in run["kept"]]
+        self._path, self._id = path, uuid.uuid4().hex
+        with self.open_shared():
+            pass
 
     @contextmanager
     def open_shared(self) -> Generator[None]:
-        with _lock_file(self._path):
-            data = _read(self._path)
-            runs: dict[str, Any] = {}
-            for name, run in data.get("runs", {}).items():
-                has_ended = is_process_alive(name.partition(" ")[0]) is False
-                if not has_ended:  # The calls of a process that has ended count as unused, as cancelled calls do.
-                    runs[name] = run
-            self._load({**data, "runs": runs})
+        with _open_file(self._path) as content:
+            # The calls of a process that has ended count as unused, as cancelled calls do.
+            others = {key: run for key, run in content.runs.items() if key != self._id and not run.has_ended()}
+            self._calls, self._tokens, self._cost = content.max_llm_calls, content.max_llm_tokens, content.max_cost
+            self.usage, self._shares = content.usage, content.shares
+            self._reserved_elsewhere = [call for run in others.values() for call in run.reserved]
+            self._kept_elsewhere = [call for run in others.values() for call in run.kept]
             yield
-            runs.pop(self._name, None)
-            if self._reserved or self._kept:
-                runs[self._name] = {"reserved": self._reserved, "kept": [turn.maximum for turn in self._kept]}
-            _write(self._path, {**data, "usage": asdict(self.usage), "shares": self._shares, "runs": runs})
+            content.usage, content.shares, content.runs = self.usage, self._shares, others
+            if self._reserved or self.kept:
+                kept = [turn.maximum for turn in self.kept]
+                content.runs[self._id] = _Run(
+                    process=read_own_identity(), changed_at=time.time(), reserved=self._reserved, kept=kept
+                )
 
     async def wait_for_others(self) -> None:
         with suppress(TimeoutError):
@@ -110,23 +123,27 @@ class SharedBudget(RunBudget):
 
 
 @contextmanager
-def _lock_file(path: Path) -> Generator[None]:
-    """Hold the lock of a budget's file, which each change replaces."""
-    with open(f"{path}.lock", "a", encoding="utf-8") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+def _open_file(path: Path, new_limits: dict[str, float] | None = None) -> Generator[_Content]:
+    """Yield the content of a budget's file, which no other process changes meanwhile, and then save it.
 
-
-def _read(path: Path) -> dict[str, Any]:
+    With `new_limits`, the file need not exist. Raises ConfigurationError.
+    """
+    new_path = path.with_name(f"{path.name}.new")
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        return {**dict.fromkeys(LIMITS), **data}
-    except (OSError, ValueError, TypeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ConfigurationError(f"the budget {path} cannot be read: {reason}. Make it with Budget(path=...)") from None
-
-
-def _write(path: Path, data: dict[str, Any]) -> None:
-    new = path.with_name(f"{path.name}.new")
-    new.write_text(json.dumps(data), encoding="utf-8")
-    new.replace(path)
+        with open(f"{path}.lock", "a", encoding="utf-8") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            is_new = new_limits is not None and not path.exists()
+            saved = _Content() if is_new else _Content.model_validate_json(path.read_bytes())
+            content = _Content.model_validate({**dict(saved), **(new_limits or {})})
+            yield content
+            if is_new or content != saved:
+                new_path.write_text(content.model_dump_json(), encoding="utf-8")
+                new_path.replace(path)  # A process that is killed leaves no half of a file.
+    except OSError as error:
+        raise ConfigurationError(
+            f"the budget {path} cannot be used: {error.strerror}. Budget(path=...) makes it"
+        ) from None
+    except ValidationError as error:
+        problem = error.errors()[0]
+        reason = ": ".join(map(str, [*problem["loc"], problem["msg"]]))
+        raise ConfigurationError(f"the budget {path} is not valid: {reason}") from None

@@ -2,12 +2,15 @@
 
 import asyncio
 import json
+import math
 import subprocess
 import sys
+import time
 
 import pytest
 
-from rlm_batch import Budget, ConfigurationError, LocalInterpreter, batch, rlm
+from rlm_batch import Budget, BudgetExceeded, ConfigurationError, LocalInterpreter, batch, rlm
+from rlm_batch.sandbox.queries.budget import Usage
 from rlm_batch.sandbox.queries.shared_budget import SharedBudget
 
 from ..infra.scripted_turns import MARK, format_turn
@@ -46,8 +49,12 @@ def test_a_budget_keeps_what_is_used_and_takes_new_limits(tmp_path):
     assert json.loads(path.read_text())["max_cost"] == 2
     with pytest.raises(ConfigurationError, match="max_cost"):
         Budget(max_cost=-1)
+    with pytest.raises(ConfigurationError, match="max_cost: Input should be a finite number"):
+        Budget(max_cost=math.nan)
+    with pytest.raises(ConfigurationError, match="No such file"):
+        Budget(path=tmp_path / "missing" / "team.json")
     path.write_text("[]")
-    with pytest.raises(ConfigurationError, match=r"team\.json cannot be read"):
+    with pytest.raises(ConfigurationError, match=r"team\.json is not valid"):
         Budget(path=path)
 
 
@@ -107,3 +114,34 @@ def test_the_calls_of_a_killed_process_are_free_again(tmp_path):
             await SharedBudget(budget.path).reserve()
 
     asyncio.run(reserve())
+
+
+@pytest.mark.parametrize(("age", "is_free"), [(7200, True), (0, False)])
+async def test_the_calls_before_a_reboot_are_free_after_an_hour(tmp_path, age, is_free):
+    budget = Budget(max_llm_calls=1, path=tmp_path / "team.json")
+    run = {"process": f"{'0' * 32}.1.2.3", "changed_at": time.time() - age, "reserved": [[0, 0, 0, 0]], "kept": []}
+    budget.path.write_text(json.dumps({**json.loads(budget.path.read_text()), "runs": {"lost": run}}))
+    shared = SharedBudget(budget.path)
+    reservation = asyncio.create_task(shared.reserve())
+    await asyncio.sleep(0)
+    assert reservation.done() == is_free
+    reservation.cancel()
+
+
+async def test_a_limit_of_dollars_after_calls_without_a_price_is_refused(tmp_path):
+    budget = Budget(path=tmp_path / "team.json")
+    settle = await SharedBudget(budget.path).reserve()
+    settle(Usage(calls=1, cost=None))
+    Budget(max_cost=5, path=budget.path)
+    with pytest.raises(BudgetExceeded, match="without a price"):
+        await SharedBudget(budget.path).reserve()
+
+
+async def test_the_answer_of_a_call_is_not_lost_with_the_file(tmp_path):
+    budget = Budget(path=tmp_path / "team.json")
+    shared = SharedBudget(budget.path)
+    settle = await shared.reserve()
+    budget.path.unlink()
+    settle(Usage(calls=1))
+    with pytest.raises(ConfigurationError, match="No such file"):
+        await shared.reserve()
