@@ -1,12 +1,14 @@
 """The charts of a report: the best so far, reported values, and the variables' effect on the objective."""
 
-from collections.abc import Sequence
+import itertools
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from .best_trials import is_score
 from .columns import OUTPUTS, VARIABLES
 from .summary import RunSummary
-from .svg import BOTTOM, DOT, FAILURE, LEFT, LINE, PAPER, RIGHT, TOP, Axis, Drawing, Plot, shorten, thin_out
+from .svg import BOTTOM, DOT, FAILURE, LEFT, LINE, PAPER, RIGHT, TOP, Axis, Drawing, Plot, shorten
 
 Chart = tuple[str, str]  # the title, and the picture as SVG
 MAX_CHART_VALUE = 1e200  # the greatest absolute value in a chart: axes have no room beyond it
@@ -122,8 +124,8 @@ def _draw_heat_map(summary: RunSummary, names: list[str]) -> list[Chart]:
     points = [point for point in summary.points if point.is_feasible]
     if len(names) != 2 or not points:
         return []
-    column_labels, column_numbers = _number_values([point.variables.get(names[0]) for point in points])
-    row_labels, row_numbers = _number_values([point.variables.get(names[1]) for point in points])
+    column_labels, column_numbers, columns = _number_values([point.variables.get(names[0]) for point in points])
+    row_labels, row_numbers, rows = _number_values([point.variables.get(names[1]) for point in points])
     if max(len(column_labels), len(row_labels)) > MAX_CELLS:
         return []
     pick = min if summary.spec.direction == "minimize" else max
@@ -135,34 +137,64 @@ def _draw_heat_map(summary: RunSummary, names: list[str]) -> list[Chart]:
     drawing = Drawing(title)
     best, least, greatest = pick(cells.values()), min(cells.values()), max(cells.values())
     opacity = Axis(least, greatest, 0.05, 0.7, room=0.0)
-    width, height = (RIGHT - LEFT) / len(column_labels), (BOTTOM - TOP) / len(row_labels)
+    column_edges = _find_edges(columns, LEFT, RIGHT, log=_is_log(summary, names[0], columns))
+    row_edges = _find_edges(rows, BOTTOM, TOP, log=_is_log(summary, names[1], rows))
     for (column, row), value in sorted(cells.items(), key=lambda cell: cell[1] == best):  # Frames are drawn last.
-        left, upper = LEFT + column * width, BOTTOM - (row + 1) * height
+        left, upper = column_edges[column], row_edges[row + 1]
+        width, height = column_edges[column + 1] - left, row_edges[row] - upper
         frame = f'stroke="{LINE}" stroke-width="3"' if value == best else f'stroke="{PAPER}"'
         fill = f'fill="{DOT}" fill-opacity="{opacity.at(value):.2f}"'
         drawing.add_rectangle(left, upper, width, height, f"{fill} {frame}")
         if width >= 52 and height >= 18:
             drawing.add_text(left + width / 2, upper + height / 2 + 4, f"{value:.4g}", "middle")
-    for number in thin_out(len(column_labels), int((RIGHT - LEFT) / 60)):
-        drawing.add_text(LEFT + (number + 0.5) * width, BOTTOM + 18, column_labels[number], "middle")
-    for number in thin_out(len(row_labels), int((BOTTOM - TOP) / 18)):
-        drawing.add_text(LEFT - 8, BOTTOM - (number + 0.5) * height + 4, row_labels[number][:11], "end")
+    for label, x in _place_labels(column_labels, column_edges, 60):
+        drawing.add_text(x, BOTTOM + 18, label, "middle")
+    for label, y in _place_labels(row_labels, row_edges, 18):
+        drawing.add_text(LEFT - 8, y + 4, label[:11], "end")
     drawing.add_axis_titles((LEFT + RIGHT) / 2, *names)
     drawing.add_text(RIGHT, TOP - 6, f"pale is {least:.3g}, strong is {greatest:.3g}", "end")
     return [(title, drawing.write())]
 
 
-def _number_values(values: Sequence[Any]) -> tuple[list[str], list[int]]:
-    """Return the labels of the distinct values, and the position of each value among them.
+def _is_log(summary: RunSummary, name: str, values: Sequence[float]) -> bool:
+    """Return whether a variable's axis is logarithmic: as its bounds say, or without bounds over two decades."""
+    space = summary.spec.space
+    for alternative in space if isinstance(space, list) else [space]:
+        bounds = alternative.get(name) if isinstance(alternative, dict) else None
+        if isinstance(bounds, dict) and "low" in bounds:
+            return bool(bounds.get("log"))
+    return 0 < 100 * min(values) <= max(values)
 
-    Numbers are sorted. Other values keep the order of their first trials.
+
+def _find_edges(places: Sequence[float], start: float, end: float, *, log: bool) -> list[float]:
+    """Return the pixels of the edges of cells, which are halfway between the places."""
+    axis = Axis(places[0], places[-1], start, end, room=0.5 / max(1, len(places) - 1), log=log)
+    middles = [(axis.at(place) + axis.at(next_place)) / 2 for place, next_place in itertools.pairwise(places)]
+    return [start, *middles, end]
+
+
+def _place_labels(labels: Sequence[str], edges: Sequence[float], room: float) -> Iterator[tuple[str, float]]:
+    """Yield each label that has room, and the middle of its cell."""
+    last = -math.inf
+    for label, cell in zip(labels, itertools.pairwise(edges), strict=True):
+        middle = sum(cell) / 2
+        if abs(middle - last) >= room:
+            last = middle
+            yield label, middle
+
+
+def _number_values(values: Sequence[Any]) -> tuple[list[str], list[int], Sequence[float]]:
+    """Return the labels of the distinct values, the position of each value among them, and their places on an axis.
+
+    Numbers are sorted. Other values keep the order of their first trials, and are in equal distances.
     """
     are_numbers = all(map(_is_number, values))
     keys = [value if are_numbers else str(value) for value in values]
-    distinct = sorted(set(keys)) if are_numbers else list(dict.fromkeys(keys))
+    distinct: list[Any] = sorted(set(keys)) if are_numbers else list(dict.fromkeys(keys))
     positions = {key: position for position, key in enumerate(distinct)}
     labels = [shorten(f"{key:.4g}" if are_numbers else key, LABEL_CHARACTERS) for key in distinct]
-    return labels, [positions[key] for key in keys]
+    places = distinct if are_numbers else range(len(distinct))
+    return labels, [positions[key] for key in keys], places
 
 
 def _draw_variable(summary: RunSummary, name: str) -> list[Chart]:
@@ -174,13 +206,13 @@ def _draw_variable(summary: RunSummary, name: str) -> list[Chart]:
     xs: Sequence[float] = [point.variables[name] for point in points]
     labels: list[str] = []
     if not all(map(_is_number, xs)):
-        labels, xs = _number_values(xs)
+        labels, xs, _ = _number_values(xs)
     if not points or len(labels) > MAX_NAMES:
         return []
     objective = _name_objective(summary.spec.objective or "", summary)
     title = f"{objective} over {name}"
     ys = [point.value for point in points]
-    plot = Plot(title, xs, ys, name, objective, names=labels)
+    plot = Plot(title, xs, ys, name, objective, names=labels, log=_is_log(summary, name, xs))
     plot.add_dots(list(zip(xs, ys, strict=True)), DOTS)
     best = summary.best.numbers
     best_dots = [(x, point.value) for x, point in zip(xs, points, strict=True) if point.index in best]

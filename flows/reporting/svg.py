@@ -26,17 +26,18 @@ XML_ESCAPES = {0xFFFE: "?", 0xFFFF: "?"}  # the only characters from `escape_tex
 
 
 class Axis:
-    """A mapping of numbers to pixels, logarithmic if the numbers span more than `LOG_SCALE_RATIO`."""
+    """A mapping of numbers to pixels. By default it is logarithmic if the numbers span more than `LOG_SCALE_RATIO`."""
 
     def __init__(
-        self, low: float, high: float, start: float, end: float, *, whole: bool = False, room: float = 0.04
-    ) -> None:
+        self, low: float, high: float, start: float, end: float, *, whole: bool = False, room: float = 0.04,
+        log: bool | None = None,
+    ) -> None:  # fmt: skip
         """Make an axis for numbers from `low` to `high`, which have the pixels `start` and `end`.
 
         With `whole` the ticks are integers. Otherwise the part `room` of the axis is free at each end.
         """
         self.whole = whole
-        self.log = not whole and low > LEAST_SPAN and high / low >= LOG_SCALE_RATIO
+        self.log = not whole and low > LEAST_SPAN and (high / low >= LOG_SCALE_RATIO if log is None else log)
         low, high = self._scale(low), self._scale(high)
         has_one_value = high - low <= max(abs(high) * 1e-12, LEAST_SPAN)
         if has_one_value:
@@ -55,11 +56,12 @@ class Axis:
 
     def ticks(self) -> list[float]:
         """Return about five round values along the axis."""
-        if self.log:
+        low, high = (10.0**self.low, 10.0**self.high) if self.log else (self.low, self.high)
+        if self.log and self.high - self.low >= 2:
             first, last = math.ceil(self.low - 1e-9), math.floor(self.high + 1e-9)
             every = max(1, (last - first) // 6 + 1)
             return [10.0**power for power in range(first, last + 1, every)]
-        span = (self.high - self.low) / 5
+        span = (high - low) / 5
         unit = 10.0 ** math.floor(math.log10(span))
         step = unit * 10
         for factor in (5, 2, 1):
@@ -67,7 +69,7 @@ class Axis:
                 step = unit * factor
         if self.whole:
             step = max(1.0, step)
-        first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
+        first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
         return [number * step for number in range(first, last + 1)][:MAX_TICKS]
 
 
@@ -118,11 +120,11 @@ class Plot(Drawing):
 
     def __init__(
         self, title: str, xs: Sequence[float], ys: Sequence[float], across: str, up: str, *, whole: bool = False,
-        names: Sequence[str] = (),
+        names: Sequence[str] = (), log: bool | None = None,
     ) -> None:  # fmt: skip
-        """Begin a plot of points at `xs` and `ys`. With `names`, each x is the position of a name."""
+        """Begin a plot of points at `xs` and `ys`. With `names`, each x is the position of a name. `log` is of `xs`."""
         super().__init__(title)
-        self.x = Axis(min(xs), max(xs), LEFT + 12, RIGHT - 12, whole=whole)
+        self.x = Axis(min(xs), max(xs), LEFT + 12, RIGHT - 12, whole=whole, log=log)
         if names:  # The first name and the last one have as much room as the others.
             self.x = Axis(-0.5, len(names) - 0.5, LEFT, RIGHT, whole=True)
         self.y = Axis(min(ys), max(ys), BOTTOM - 10, TOP + 10)
@@ -131,7 +133,7 @@ class Plot(Drawing):
             self.add_text(LEFT - 8, self.y.at(tick) + 4, f"{tick:.4g}", "end")
         labels = [(tick, f"{tick:.0f}" if whole else f"{tick:.4g}") for tick in self.x.ticks()]
         if names:
-            shown = thin_out(len(names), MAX_TICKS)
+            shown = range(0, len(names), math.ceil(len(names) / MAX_TICKS))
             labels = [(number, shorten(names[number], LINE_CHARACTERS // len(shown))) for number in shown]
         for x, label in labels:
             self.add_text(self.x.at(x), BOTTOM + 18, label, "middle")
@@ -161,8 +163,3 @@ def _list_colors(colors: Sequence[str]) -> str:
 def shorten(text: str, length: int) -> str:
     """Return the text, cut to a length."""
     return text if len(text) <= length else text[: length - 3] + "..."
-
-
-def thin_out(count: int, most: int) -> range:
-    """Return at most `most` evenly spaced numbers below `count`."""
-    return range(0, count, max(1, math.ceil(count / max(1, most))))

@@ -1,6 +1,8 @@
 """Reports with text chosen by code: they show it as text in Markdown, HTML and charts."""
 
 import base64
+import itertools
+import math
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Iterable
@@ -8,6 +10,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
+import pytest
 from markdown_it import MarkdownIt
 
 from rlm_batch import CodeError, Failure, Result
@@ -223,3 +226,42 @@ def test_a_report_of_several_objectives_shows_the_pareto_front() -> None:
     assert front.count('r="5"') == 3
     notes = [row[-1] for row in report.rows[1:]]
     assert notes == ["", "Pareto", "Pareto", "Pareto", "without all objectives as numbers"]
+
+
+@pytest.mark.parametrize(
+    ("values", "bounds", "is_log"),
+    [
+        ([0.01, 0.1, 1.0], None, True),
+        ([1, 2, 4, 8, 16], None, False),
+        ([10, 40, 70, 100], None, False),
+        ([0.0, 0.01, 0.1, 1.0], None, False),
+        ([0.02, 0.05, 0.09], {"low": 0.01, "high": 0.1, "log": True}, True),
+        ([0.0005, 0.01, 0.9], {"low": 0.0, "high": 1.0}, False),
+    ],
+)
+def test_axes_of_variables_are_logarithmic_as_the_space_says_or_over_two_decades(values, bounds, is_log):
+    space = None if bounds is None else {"x": bounds, "opt": ["a", "b"]}
+    summary = RunSummary(ReportSpec("trial", (Objective("loss"),), space))
+    for index, (x, opt, size) in enumerate(itertools.product(values, "ab", (1, 2))):
+        summary.add(Result({"loss": float(index)}, Meta(index, {"x": x, "opt": opt, "size": size})))
+    root, _ = parse_svg(dict(build_charts(summary))["loss over x"])
+    pixels = sorted({float(element.attrib["cx"]) for element in root.iter() if element.tag.endswith("circle")})
+    places = [math.log(x) if is_log else x for x in values]
+    length, span = pixels[-1] - pixels[0], places[-1] - places[0]
+    assert pixels == pytest.approx([pixels[0] + (place - places[0]) / span * length for place in places], abs=0.2)
+
+
+@pytest.mark.parametrize(
+    ("values", "widths"),
+    [
+        ([1, 2, 4], [1.25, 1.5, 1.75]),
+        ([0.1, 1, 10, 100], [1, 1, 1, 1]),
+        (["a", "b", 3], [1, 1, 1]),
+        ([5, 5 + 1e-14], [1, 1]),
+    ],
+)
+def test_the_cells_of_a_heat_map_have_the_distances_of_their_values(values, widths):
+    root, _ = parse_svg(draw_trials(({"x": x, "opt": opt}, 1.0) for x in values for opt in "ab")[1][1])
+    cells = [element.attrib for element in root.iter() if element.tag.endswith("rect") and "x" in element.attrib]
+    shown = {float(cell["x"]): float(cell["width"]) for cell in cells}
+    assert [shown[x] for x in sorted(shown)] == pytest.approx([width / sum(widths) * 652 for width in widths], abs=0.2)
