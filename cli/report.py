@@ -14,12 +14,12 @@ from cyclopts import Parameter
 from ..blocks.storage.location import Location, PathOrLocation, replace_atomically
 from ..flows.reporting.comparison import Comparison, compare_runs
 from ..flows.reporting.conversations import write_conversations
-from ..flows.reporting.document import make_excerpt, render_html
+from ..flows.reporting.document import clean_line, make_excerpt, render_html
 from ..flows.reporting.export import write_csv, write_csv_rows, write_parquet
 from ..flows.reporting.ledger_reader import LedgerReader, find_last_run
 from ..flows.reporting.report import ReportContent, build_report, build_summary_rows
 from ..flows.reporting.table import EXIT_NOTE
-from ..flows.reporting.turns import ShownQueries, TurnsReader
+from ..flows.reporting.turns import MORE, ShownQueries, TurnsReader
 from ..flows.reports import describe_outcome, get_row_number
 from ..flows.search.importances import compute_importances
 from ..sandbox.errors import ConfigurationError
@@ -146,14 +146,12 @@ def _show_report(reader: LedgerReader, page: PathOrLocation, output: OutputForma
 
 
 def _print_queries(reader: LedgerReader, outcomes: Iterable[Outcome]) -> None:
-    """Print the queries that each execution's code asked, under the execution's number."""
+    """Print the turns and queries of each execution."""
     turns_reader = TurnsReader(reader)
     for outcome in outcomes:
         if outcome.meta.queries.tree:
-            print(f"\n{outcome.meta.index}:")
             execution = turns_reader.read_execution(outcome)
-            for line in _format_queries(ShownQueries([execution], 0)):
-                print(line)
+            print("", *_format_queries(ShownQueries([execution], 0)), sep="\n")
     if turns_reader.note:
         print(f"\n{turns_reader.note}")
 
@@ -212,8 +210,7 @@ def _show_execution(reader: LedgerReader, number: int, *, is_json: bool) -> None
             for line in _format_text(text, f"{name}: "):
                 print(line)
     print_outputs([outcome])
-    if meta.queries.tree:
-        _print_queries(reader, [outcome])
+    _print_queries(reader, [outcome])
 
 
 def _print_values(values: dict[str, Any], indent: str = "") -> None:
@@ -244,7 +241,8 @@ def _write(target: PathOrLocation, write: Callable[[Path], object]) -> None:
 def _format_queries(queries: ShownQueries) -> Iterator[str]:
     """Yield the lines about queries: the prompt, the turns, each with the queries of its code, and the answer."""
     for query in queries.shown:
-        yield f"{escape_text(query.title)}: {query.figures}"
+        number = f"{query.number}. " if query.number else ""
+        yield f"{number}{clean_line(query.title)}: {query.figures}"
         yield from _format_text(query.prompt, "? ")
         for turn in query.turns:
             yield f"{INDENT}turn {turn.number}{', failed' if turn.has_failed else ''}: {turn.figures}"
@@ -255,7 +253,7 @@ def _format_queries(queries: ShownQueries) -> Iterator[str]:
         yield from _format_text(query.answer, "= ")
         yield from _format_text(query.error, "! ")
     if queries.omitted_count:
-        yield f"{queries.omitted_count:,} more queries are not shown"
+        yield f"{queries.omitted_count:,} {MORE}"
 
 
 def _format_text(text: str, mark: str) -> Iterator[str]:

@@ -12,7 +12,7 @@ from typing import Any
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.outcomes.outcome_json import outcome_to_json
 from ...sandbox.result import Outcome, Result
-from ...tasks.ledger.model_ledgers import TranscriptReader, get_session
+from ...tasks.ledger.model_ledgers import TranscriptReader
 from .ledger_reader import LedgerReader
 
 MAX_VARIABLE_CHARACTERS = 1_000  # Longer JSON of a variable, such as a context, is omitted.
@@ -31,9 +31,7 @@ def write_conversations(reader: LedgerReader, file: Path) -> None:
     with file.open("wb") as target:
         for outcome in reader.read_outcomes(with_reduction=True):
             described = _describe_outcome(outcome)
-            sessions = {get_session(record["id"]) for record in outcome.meta.queries.tree if "id" in record}
-            lines = (line for session in sorted(sessions) for line in transcripts.read_session(session))
-            for conversation in build_conversations(lines):
+            for conversation in build_conversations(transcripts.read_requests(outcome.meta.queries.tree)):
                 text = json.dumps({**conversation, **described}, ensure_ascii=False)
                 # Half a surrogate pair cannot be encoded as UTF-8.
                 target.write(text.encode("utf-8", "replace") + b"\n")
@@ -49,8 +47,7 @@ def build_conversations(lines: Iterable[Json]) -> Iterator[Json]:
     """Yield the conversations in the order of their first requests. A conversation ends with an answer."""
     by_query: dict[str, list[Json]] = {}  # the parts of each query's conversation
     for line in lines:
-        if line["status"] == "request":
-            _add_request(by_query.setdefault(line["query"], []), line)
+        _add_request(by_query.setdefault(line["query"], []), line)
     for parts in by_query.values():
         answered = [part for part in parts if part["end"]]
         for number, part in enumerate(answered, 1):

@@ -25,7 +25,7 @@ from .display_html import rebuild_html
 from .report import ReportContent, name_execution
 from .summary import MAX_PARTS, MAX_SHOWN_BYTES
 from .table import BEST_MARK
-from .turns import TurnsReader
+from .turns import MORE, TurnsReader
 
 # A second barrier after the escaping, and the one that keeps displayed CSS from fetching: the page runs nothing, and
 # loads only images, from data URLs or from files.
@@ -60,7 +60,6 @@ def render_html(
     """
     environment = _make_environment(clean_line, autoescape=True)
     environment.filters |= {
-        "block": lambda text: escape(escape_text(text, keep=LINE_CHARACTERS)),
         "excerpt": lambda text: escape(make_excerpt(text)),
         "lines": lambda text: escape(escape_text(text, keep=LINE_CHARACTERS)),
         "frame": _frame,
@@ -69,7 +68,7 @@ def render_html(
     template = environment.get_template("page.html.jinja")
     return template.render(
         report=report, policy=Markup(POLICY), best_mark=BEST_MARK, max_parts=MAX_PARTS,
-        choose_form=_choose_form, turns=turns, name_execution=name_execution,
+        choose_form=_choose_form, turns=turns, more=MORE, name_execution=name_execution,
         locate=partial(_locate_file, folder, _PictureReader(files)),
     )  # fmt: skip
 

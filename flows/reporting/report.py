@@ -36,7 +36,7 @@ class ReportContent:
     table_title: str
     rows: list[list[str]]  # empty without executions
     notes: Sequence[str] = ()  # sentences below the table
-    turns_hint: str = ""  # a sentence about the page with the turns of language models; empty without any
+    turns_hint: str = ""  # where the turns of language models are; empty without any
     origin: Sequence[list[str]] = ()  # how the run was made; empty if the record does not say it
     code: Sequence[tuple[str, str]] = ()  # names and texts of the run's code
     charts: Sequence[tuple[str, str]] = ()  # titles and SVG

@@ -5,6 +5,7 @@ whole prompts and answers, also of the queries that the outcomes only count.
 """
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -13,7 +14,7 @@ from ...sandbox.queries.budget import Usage
 from ...sandbox.queries.flat_request import find_last_text
 from ...sandbox.queries.records import shorten
 from ...sandbox.result import Outcome, Result
-from ...tasks.ledger.model_ledgers import TranscriptReader, get_session
+from ...tasks.ledger.model_ledgers import TranscriptReader
 from .ledger_reader import LedgerReader
 from .report import name_execution
 from .summary import MAX_SHOWN, MAX_SHOWN_BYTES
@@ -21,6 +22,7 @@ from .table import MAX_VARIABLES, format_variables
 
 MAX_TURN_QUERIES = 200  # queries of one turn that are shown
 PROMPT_CHARACTERS = 4_000  # characters of a prompt, and of an answer
+TITLE_CHARACTERS = 200  # characters of a question in a title
 TURN_CHARACTERS = 20_000  # characters of each text of a turn
 # The texts of a turn: their names in the trajectory, and those that are shown.
 TURN_TEXTS = {"summary": "summary", "thoughts": "thoughts", "reasoning": "model", "code": "code", "output": "output"}
@@ -28,7 +30,7 @@ NOTE = (
     "Prompts are cut to 200 characters and answers to 2,000, and of each question's queries only the first 1,000 are "
     'here: a run with record="full" (--record full) keeps all of them whole.'
 )
-NO_ID = "none"  # in the place of the id of a query without requests
+MORE = "more queries are not shown: with --record full, --messages FILE writes all"
 Json = dict[str, Any]
 
 
@@ -72,8 +74,6 @@ class TurnsReader:
         self.note = ""
         self._reader = reader
         self._transcripts = TranscriptReader(reader.ledger.path)
-        # The last execution's queries as its requests have them, by the asking query's id and the query's own.
-        self._requested: dict[str, dict[str, Json]] = {}
         self._free_characters = MAX_SHOWN_BYTES
 
     def read_page(self) -> ShownQueries:
@@ -90,45 +90,44 @@ class TurnsReader:
 
     def read_execution(self, outcome: Outcome) -> ShownQuery:
         """Return an execution as a query: a question with its turns, or other code with its queries."""
-        meta, tree = outcome.meta, outcome.meta.queries.tree
-        self._read_requests(tree)
-        noun, question = self._reader.records[-1].report_spec.noun, meta.variables.get("query")
-        queries = self._select(self._list_asked({"id": "", "queries": tree}))
+        meta = outcome.meta
+        noun, question = self._reader.records[-1].report_spec.noun, meta.variables.get("query", "")
+        queries = self._select(self._read_queries(meta.queries.tree))
         usage = Usage(meta.queries.calls, meta.queries.prompt_tokens, meta.queries.completion_tokens, meta.queries.cost)
         figures = usage.describe(meta.queries.cached, meta.seconds)
         shown = ShownQuery(0, name_execution(noun, meta), figures, "", "", "", [], queries)
-        if isinstance(question, str) and len(tree) == 1 and queries.shown and queries.shown[0].turns:
-            title = f"{noun.capitalize()} {meta.index}: {question}"
-            shown = replace(queries.shown[0], title=title, figures=figures)
+        if noun == "question" and queries.shown:
+            title = f"{noun.capitalize()} {meta.index}: {question[:TITLE_CHARACTERS]}"
+            shown = replace(queries.shown[0], number=0, title=title, figures=figures)
         if isinstance(outcome, Result):
             return replace(shown, answer=shown.answer or format_variables(outcome.outputs, MAX_VARIABLES))
-        return replace(shown, answer="", error=f"{type(outcome.error).__name__}: {outcome.error.summary}")
+        error = f"{type(outcome.error).__name__}: {outcome.error.summary}"
+        return replace(shown, answer="", error=self._shorten(error, PROMPT_CHARACTERS))
 
-    def _read_requests(self, tree: Sequence[Json]) -> None:
-        """Read an execution's queries from its requests: the prompts, and the answers of queries without turns."""
-        records: dict[str, Json] = {}
-        for session in sorted({get_session(record["id"]) for record in tree if "id" in record}):
-            for line in self._transcripts.read_session(session):
-                if line["status"] == "request":
-                    _add_request(records.setdefault(line["query"], {}), line)
-        if not records:
+    def _read_queries(self, tree: Sequence[Json]) -> list[Json]:
+        """Return the queries of an outcome, with what its requests have: prompts, answers, and more queries."""
+        requested: dict[str, Json] = {}
+        for line in self._transcripts.read_requests(tree):
+            _add_request(requested.setdefault(line["query"], {}), line)
+        if not requested:
             self.note = NOTE
-        self._requested = {}
+        queries = deepcopy(list(tree))
+        by_id: dict[str, Json] = {"": {"queries": queries}}
+        unvisited = list(queries)
+        while unvisited:
+            record = unvisited.pop()
+            by_id[record.get("id", "none")] = record
+            unvisited += record.get("queries", ())
         # The ids count the queries in the order in which they were asked, and a longer id has a larger number.
-        for query_id in sorted(records, key=lambda query_id: (len(query_id), query_id)):
-            record = records[query_id]
-            self._requested.setdefault(record["parent"], {})[query_id] = record
-
-    def _list_asked(self, asking: Json) -> list[Json]:
-        """Return the records of the queries that a query's code asked, with what the requests have of them."""
-        requested = dict(self._requested.get(asking.get("id", NO_ID), {}))
-        recorded: list[Json] = list(asking.get("queries", ()))
-        asked: list[Json] = []
-        for record in recorded:
-            whole = requested.pop(record.get("id", NO_ID), {})
-            asked.append(record | {name: whole[name] for name in ("prompt", "answer") if whole.get(name)})
-        # The outcome only counts the others. Of recursive ones, the requests have no outputs.
-        return asked + [record for record in requested.values() if "seconds" in record]
+        for query_id in sorted(requested, key=lambda query_id: (len(query_id), query_id)):
+            record = requested[query_id]
+            if query_id in by_id:
+                by_id[query_id] |= {name: record[name] for name in ("prompt", "answer") if record.get(name)}
+            elif (
+                "seconds" in record and record["parent"] in by_id
+            ):  # Of recursive queries, the requests have no outputs.
+                by_id[record["parent"]].setdefault("queries", []).append(record)
+        return queries
 
     def _select(self, records: Sequence[Json], count: int = 0) -> ShownQueries:
         """Return the queries to show, of `count` or more. Of too many, those that failed are kept first."""
@@ -142,7 +141,7 @@ class TurnsReader:
 
     def _show_query(self, number: int, record: Json) -> ShownQuery:
         by_turn: dict[int, list[Json]] = {}
-        for asked in self._list_asked(record):
+        for asked in record.get("queries", ()):
             by_turn.setdefault(asked.get("turn", 0), []).append(asked)
         trajectory: list[Json] = record.get("trajectory", [])
         turns = [self._show_turn(turn, item, by_turn.pop(turn, [])) for turn, item in enumerate(trajectory, 1)]
@@ -158,7 +157,7 @@ class TurnsReader:
         )
 
     def _show_turn(self, number: int, turn: Json, queries: Sequence[Json]) -> ShownTurn:
-        figures = _read_usage(turn.get("usage", {})).describe(seconds=turn.get("seconds", 0.0))
+        figures = _read_usage(turn.get("usage", {})).describe(seconds=turn.get("seconds")) or "no usage kept"
         texts = [
             (TURN_TEXTS[name], self._shorten(turn[name], TURN_CHARACTERS)) for name in TURN_TEXTS if turn.get(name)
         ]

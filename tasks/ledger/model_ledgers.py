@@ -4,7 +4,7 @@
 `requests-<writer>-<n>.jsonl` has a line for each request of a run with `record="full"`, written when the request ends.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -36,23 +36,18 @@ class AnswerLine(BaseModel):
     answer: str
 
 
-class OutputLine(BaseModel):
-    """The output that a model got from its code."""
+class RequestLine(BaseModel):
+    """A request to a model. It has the first `kept` messages of the request before, and then `messages`."""
 
     model_config = ConfigDict(extra="allow")
 
     query: str
-
-
-class RequestLine(OutputLine):
-    """A request to a model. It has the first `kept` messages of the request before, and then `messages`."""
-
     kept: int
     messages: list[Json]
 
 
 ANSWER_FORMS: Forms = {"answered": TypeAdapter(AnswerLine)}
-REQUEST_FORMS: Forms = {"request": TypeAdapter(RequestLine), "output": TypeAdapter(OutputLine)}
+REQUEST_FORMS: Forms = {"request": TypeAdapter(RequestLine)}
 
 
 class ModelLedger:
@@ -154,16 +149,17 @@ class TranscriptReader:
             for raw, position in read_raw_lines(part):
                 line = parse_form(raw, position.part, REQUEST_FORMS)
                 if line is not None:
-                    self._positions.setdefault(get_session(line.query), []).append(position)
+                    self._positions.setdefault(_get_session(line.query), []).append(position)
 
-    def read_session(self, session: str) -> Iterator[Json]:
-        """Yield the lines of a session, in the order in which the requests ended."""
-        for position in self._positions.get(session, ()):
-            line = parse_form(read_raw_line(position), position.part, REQUEST_FORMS)
-            if line is not None:
-                yield line.model_dump()
+    def read_requests(self, tree: Iterable[Json]) -> Iterator[Json]:
+        """Yield the requests of the queries of an outcome, in the order in which they ended."""
+        for session in sorted({_get_session(record["id"]) for record in tree if "id" in record}):
+            for position in self._positions.get(session, ()):
+                line = parse_form(read_raw_line(position), position.part, REQUEST_FORMS)
+                if line is not None:
+                    yield line.model_dump()
 
 
-def get_session(query_id: str) -> str:
+def _get_session(query_id: str) -> str:
     """Return the id of the session from the id of one of its queries."""
     return query_id.rpartition("-")[0]

@@ -81,23 +81,22 @@ def test_output_and_queries_are_shown_on_request(root: Path, run: Run) -> None:
     )
     shown = run("report", "quick-fox", "--show-queries").stdout
     assert (
-        shown[shown.index("\n0:") : shown.index("\nPrompts are cut")]
+        shown[shown.index("\nExecution 0:") : shown.index("\nPrompts are cut")]
         == r"""
-0:
 Execution 0: 4 calls, 0 + 0 tokens, $0.000000, 0 s
-  rlm_query at depth 1, large: 2 calls, 1,200 + 4 tokens, $0.500000, 3 s
+  1. rlm_query at depth 1, large: 2 calls, 1,200 + 4 tokens, $0.500000, 3 s
     ? why?
-    turn 1: 0 s
+    turn 1: no usage kept
       # Look.
       > print(1)
       > print(2)
       | 1
       | \x1b[2J2
-      llm_query at depth 2, small: 1 from the cache, 0.25 s
+      1. llm_query at depth 2, small: 1 from the cache, 0.25 s
         ? how many?
         = 30
-      2 more queries are not shown
-    llm_query at depth 2, small: 2 calls, 1,200 + 4 tokens, $0.500000, 0.25 s
+      2 more queries are not shown: with --record full, --messages FILE writes all
+    1. llm_query at depth 2, small: 2 calls, 1,200 + 4 tokens, $0.500000, 0.25 s
       ? one
       ? two
     ! no budget

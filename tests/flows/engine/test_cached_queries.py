@@ -56,7 +56,7 @@ SUBMIT(answers=sorted(answers), failed=list(failed))
     printed = capsys.readouterr()
     assert "14 asked; the model was called 5 times: " in printed.err
     assert "; 7 answers came from the cache" in printed.err
-    assert printed.out.count("; 1 answers came from the cache") == 7
+    assert printed.out.count(": 1 from the cache, ") == 7
     assert len(load_report(ledger.name).results) == 2  # readers of outcomes skip the answers
 
     with part.open("ab") as file:  # the writer was killed, or the machine lost power

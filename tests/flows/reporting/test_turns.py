@@ -11,7 +11,7 @@ from rlm_batch import Failure, Result, RlmAnswer, batch, rlm
 from rlm_batch.flows.reporting.document import render_html, render_markdown
 from rlm_batch.flows.reporting.ledger_reader import open_run_ledger
 from rlm_batch.flows.reporting.report import build_report
-from rlm_batch.flows.reporting.turns import MAX_TURN_QUERIES, NOTE, ShownQueries, TurnsReader
+from rlm_batch.flows.reporting.turns import MAX_TURN_QUERIES, MORE, NOTE, ShownQueries, TurnsReader
 from rlm_batch.sandbox.errors import CodeError
 from rlm_batch.sandbox.meta import Meta, QuerySummary
 from rlm_batch.sandbox.result import Outcome
@@ -76,7 +76,7 @@ async def test_a_page_of_a_wrong_answer_shows_the_wrong_sub_answer_below_its_tur
     assert queries[2].figures.startswith("1 call, 46 + 1 tokens, $0.000008, ")
     assert ("15: due May 15, arrived May 17" in queries[2].prompt) == (record == "full")
     assert (NOTE in html.unescape(page)) == (record == "summary")
-    text = Parsed(page[page.index("<h2>Turns and queries</h2>") :]).text
+    text = Parsed(page[page.index("Turn 1") :]).text
     places = [text.index(part) for part in ("Turn 2", "35 of 15 orders", "11: due May 11", "Turn 3", "SUBMIT")]
     assert places == sorted(places)
     assert '<pre title="answer">30</pre>' in page
@@ -136,7 +136,7 @@ async def test_a_turn_of_many_queries_is_cut_with_a_count_and_keeps_those_that_f
         shown, page = read_run(answer.results_path)
         queries = shown.shown[0].turns[0].queries
         assert (len(queries.shown), queries.omitted_count) == (MAX_TURN_QUERIES, 1500 - MAX_TURN_QUERIES)
-        assert f"{1500 - MAX_TURN_QUERIES:,} more queries are not on this page" in page
+        assert f"{1500 - MAX_TURN_QUERIES:,} {MORE}" in page
         if record == "full":  # A summary has only the first thousand.
             assert (queries.shown[-1].number, queries.shown[-1].prompt) == (1500, "number 1499 ")
             assert "refused" in queries.shown[-1].error
@@ -188,6 +188,18 @@ def test_a_page_has_limits_and_says_what_is_left_out(tmp_path: Path, monkeypatch
         assert len(queries.shown) + queries.omitted_count == 100
         assert len(queries.shown) == pytest.approx(count, abs=3)
     assert "2 more are in the ledger" in page
+
+
+def test_a_long_question_is_cut_in_its_title_and_a_long_error_is_whole(tmp_path: Path) -> None:
+    question = "q" * 100_000
+    root = make_record("rlm_query", error="cut", trajectory=[{"code": "1"}], prompt=question[:200])
+    meta = Meta(index=0, variables={"query": question}, queries=QuerySummary(asked=1, tree=(root,)))
+    shown, page = read_run(write_run(tmp_path / "run", [Failure(CodeError("x" * 1_000 + "y"), meta)]))
+    turns = page[page.index("<h2>Turns and queries</h2>") :]
+    assert shown.shown[0].title == f"Question 0: {'q' * 200}"
+    assert "q" * 201 not in turns
+    assert "x" * 1_000 + "y" in turns
+    assert shown.shown[0].turns[0].figures == "no usage kept"  # Earlier versions kept none.
 
 
 @pytest.mark.requires("chromium")
