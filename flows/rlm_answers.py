@@ -8,7 +8,7 @@ from ..sandbox.errors import RlmBatchError
 from ..sandbox.meta import NOTHING_ASKED, QuerySummary
 from ..sandbox.outcomes.text_escape import LINE_CHARACTERS, escape_text
 from ..sandbox.queries.answer_type import AnswerType
-from ..sandbox.queries.records import find_last_output, read_answer_value
+from ..sandbox.queries.records import read_answer
 from ..sandbox.result import Outcome, Result
 from .reporting.columns import Tables
 from .reporting.report import describe_usage
@@ -44,17 +44,10 @@ class RlmAnswer(Report[Outcome]):
     @classmethod
     def from_outcome(cls, outcome: Outcome, results_path: str, answer_type: AnswerType | None = None) -> Self:
         """Return the answer that an execution gave. With a type, its value has this type."""
+        answer, value, trajectory = read_answer(outcome, answer_type)
+        error = None if isinstance(outcome, Result) else outcome.error
         queries = outcome.meta.queries
-        root = queries.tree[0] if queries.tree else {}
-        trajectory = root.get("trajectory", [])
-        if isinstance(outcome, Result):
-            answer = outcome["answer"]
-            value = read_answer_value(root, answer)
-            if answer_type is not None:
-                value = answer_type.restore(value)
-            return cls(answer, trajectory, queries, outcome, results_path, value=value)
-        last_output = find_last_output(trajectory)
-        return cls(last_output, trajectory, queries, outcome, results_path, answered=False, error=outcome.error)
+        return cls(answer, trajectory, queries, outcome, results_path, error is None, error, value)
 
     @property
     def outcomes(self) -> Sequence[Outcome]:

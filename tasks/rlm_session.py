@@ -20,7 +20,7 @@ from ..sandbox.cancellation import run_shielded
 from ..sandbox.errors import ConfigurationError, NotRun, OutcomeUnknown, RlmBatchError, SandboxLost
 from ..sandbox.meta import NOTHING_ASKED, Meta, QuerySummary
 from ..sandbox.queries.answer_type import AnswerType
-from ..sandbox.queries.records import find_last_output, read_answer_value
+from ..sandbox.queries.records import read_answer
 from ..sandbox.queries.recursion import QueryContext
 from ..sandbox.queries.recursive_model import Conversation, RecursionSettings
 from ..sandbox.result import Failure, Outcome, Result
@@ -109,7 +109,9 @@ class RlmSession:
     ) -> None:
         keywords["tools"] = load_tools(keywords.get("tools") or {}, None, taken=("context", "history"))
         self.answers: list[SessionAnswer] = []
-        self._ledger = None if results_path is None else ConversationLedger(results_path)
+        self._question_count = 0
+        self._results_path = results_path
+        self._ledger: ConversationLedger | None = None  # None without a path, and before `start`
         self._provider = provider
         self._settings = settings
         self._timeout = timeout
@@ -143,7 +145,11 @@ class RlmSession:
             ConfigurationError: The configuration is wrong, or the session belongs to another event loop.
         """
         self._is_shut_down = False
-        await self._open()
+        try:
+            await self._open()
+        except BaseException:
+            await self.shutdown()  # `__aexit__` is not called, and the ledger is locked.
+            raise
         return self
 
     async def ask(
@@ -172,6 +178,7 @@ class RlmSession:
             QueryError: The model gave no answer.
             BudgetExceeded: A limit on calls, tokens or cost is used up.
             DeadlineExceeded: The time has run out.
+            OSError: The ledger cannot be written.
             SandboxLost: The sandbox was lost. The next question opens a new one and continues the conversation.
             ConfigurationError: The context is not JSON, or its file cannot be read.
             RlmBatchError: An error of `start`.
@@ -195,8 +202,9 @@ class RlmSession:
             if self._sandbox is not None:
                 await self._sandbox.shutdown()
         finally:
-            if self._ledger is not None:
-                await run_shielded(asyncio.to_thread(self._ledger.close))
+            ledger, self._ledger = self._ledger, None
+            if ledger is not None:
+                await run_shielded(asyncio.to_thread(ledger.close))
 
     async def __aenter__(self) -> Self:
         return await self.start()
@@ -208,18 +216,19 @@ class RlmSession:
         """Return the open sandbox, its interpreter and the conversation. Open another sandbox if it is lost."""
         if self._sandbox is None:
             self._sandbox = _SessionSandbox(await resolve_provider(self._provider), self._settings, self._keywords)
-        sandbox, ledger = self._sandbox, self._ledger
-        sandbox.ledger = ledger
-        if ledger is not None and not ledger.is_open:
-            await asyncio.to_thread(ledger.open, sandbox.entry.name)
+        sandbox = self._sandbox
+        if self._results_path is not None and self._ledger is None:
+            ledger = await asyncio.to_thread(ConversationLedger, self._results_path, sandbox.entry.name)
+            self._ledger = sandbox.ledger = ledger
             self.answers = [self._read_answer(outcome) for outcome in ledger.outcomes]
+            self._question_count = ledger.question_count
             self._conversation = None
         if self._interpreter is not None and not self._interpreter.is_alive:
             await sandbox.shutdown()
         interpreter = await sandbox.open()
-        if self._conversation is None and ledger is not None:
-            sandbox.set_spent(ledger.usage)
-            self._conversation = Conversation(interpreter, self._settings, ledger.state, ledger.save_state)
+        if self._conversation is None and self._ledger is not None:
+            sandbox.set_spent(self._ledger.usage)
+            self._conversation = Conversation(interpreter, self._settings, self._ledger.state, self._ledger.save_state)
         elif self._conversation is None:
             self._conversation = Conversation(interpreter, self._settings)
         elif interpreter is not self._interpreter:
@@ -235,11 +244,12 @@ class RlmSession:
             source = self._source if new_source is None else new_source
             self._context = await self._load_context(interpreter, sandbox, source)
             self._source = source
-        queries = sandbox.make_queries(interpreter, len(self.answers))
+        index, ledger = self._question_count, self._ledger
+        queries = sandbox.make_queries(interpreter, index)
         session = queries.session
-        if self._ledger is not None:
-            cache = self._ledger.begin_question(query, lambda: session.budget.usage)
-            session.cache = session.cache or cache
+        if ledger is not None:
+            shares = session.cache is not None  # with `cache_queries`
+            session.cache = ledger.begin_question(index, query, lambda: session.budget.usage, shares=shares)
         session.set_deadline(self._timeout if timeout is None else timeout)
         text: str | None = None  # the answer; None if the question failed or was cancelled
         error: RlmBatchError | None = None
@@ -248,18 +258,25 @@ class RlmSession:
         except RlmBatchError as failure:
             error = failure
         finally:
-            self._add_answer(session, query, text, error)
+            self._add_answer(session, ledger, query, text, error)
         if session.listener_error is not None:  # The listener's own error says more.
             raise session.listener_error
         if error is not None:
             raise error
         return self.answers[-1]
 
-    def _add_answer(self, session: QuerySession, query: str, text: str | None, error: RlmBatchError | None) -> None:
+    def _add_answer(
+        self,
+        session: QuerySession,
+        ledger: ConversationLedger | None,
+        query: str,
+        text: str | None,
+        error: RlmBatchError | None,
+    ) -> None:
         """Add the answer to a question to `answers` and to the ledger. Without a text there is no answer."""
         queries, record = session.summarize(), session.queries[0] if session.queries else None
         meta = Meta(
-            index=len(self.answers),
+            index=self._question_count,
             variables={"query": query},
             provider="" if self._sandbox is None else self._sandbox.entry.name,
             submitted=text is not None,
@@ -272,21 +289,16 @@ class RlmSession:
         else:
             outcome = Result({"answer": text}, meta)
         self.answers.append(self._read_answer(outcome))
-        if self._ledger is not None:
-            self._ledger.add_outcome(outcome)
+        self._question_count += 1
+        if ledger is not None:
+            ledger.write_outcome(outcome)
 
     def _read_answer(self, outcome: Outcome) -> SessionAnswer:
         """Return the answer in the outcome of a question."""
-        queries = outcome.meta.queries
-        record = queries.tree[0] if queries.tree else {}
-        trajectory = record.get("trajectory", [])
-        if isinstance(outcome, Failure):
-            error = None if isinstance(outcome.error, NotRun) else outcome.error
-            return SessionAnswer(None, find_last_output(trajectory), trajectory, queries, False, error)
-        value = read_answer_value(record, outcome["answer"])
-        if self._settings.answer_type is not None:
-            value = self._settings.answer_type.restore(value)
-        return SessionAnswer(value, outcome["answer"], trajectory, queries)
+        text, value, trajectory = read_answer(outcome, self._settings.answer_type)
+        is_answered = isinstance(outcome, Result)
+        error = None if is_answered or isinstance(outcome.error, NotRun) else outcome.error
+        return SessionAnswer(value, text, trajectory, outcome.meta.queries, is_answered, error)
 
     async def _load_context(self, interpreter: Interpreter, sandbox: _SessionSandbox, source: Any) -> QueryContext:
         """Bring a context to the sandbox. Raises ConfigurationError, VolumeError, SandboxLost and CodeError."""

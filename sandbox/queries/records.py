@@ -9,7 +9,9 @@ from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Protocol
 
+from ..result import Failure, Outcome
 from ..wire.nonfinite import replace_nonfinite, restore_numbers
+from .answer_type import AnswerType
 from .budget import Estimate, LastTurn, Usage
 
 SHORT_CHARACTERS = 10_000  # characters to which `shorten` cuts a text by default
@@ -283,16 +285,19 @@ def shorten(text: str, limit: int = SHORT_CHARACTERS) -> str:
     return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters left out ...]\n{text[len(text) - half :]}"
 
 
-def find_last_output(trajectory: list[dict[str, Any]]) -> str:
-    """Return the output of the last turn that printed something and did not fail, or an empty text."""
-    for turn in reversed(trajectory):
-        if turn.get("output") and not turn.get("failed"):
-            return turn["output"]
-    return ""
+def read_answer(outcome: Outcome, answer_type: AnswerType | None) -> tuple[str, Any, list[dict[str, Any]]]:
+    """Return the text, the value and the turns of a question's answer. With a type, the value has this type.
 
-
-def read_answer_value(record: dict[str, Any], text: str) -> Any:
-    """Return the value of an answer from the record of its query, or the answer's text if the value is a text."""
-    value = {"value": deepcopy(record.get("value", text))}
-    restore_numbers(value, record.get("nonfinite", {}))  # NaN and infinities
-    return value["value"]
+    Without an answer, the text is the output of the last turn that printed something and did not fail.
+    """
+    tree = outcome.meta.queries.tree
+    record = tree[0] if tree else {}
+    turns: list[dict[str, Any]] = record.get("trajectory", [])
+    if isinstance(outcome, Failure):
+        outputs = [turn["output"] for turn in turns if turn.get("output") and not turn.get("failed")]
+        return outputs[-1] if outputs else "", None, turns
+    text = outcome["answer"]
+    recorded = {"value": deepcopy(record.get("value", text))}
+    restore_numbers(recorded, record.get("nonfinite", {}))  # NaN and infinities
+    value = recorded["value"] if answer_type is None else answer_type.restore(recorded["value"])
+    return text, value, turns

@@ -61,6 +61,7 @@ class Queries:
         named_model: Model | None = None,
     ) -> None:
         self.named_model = named_model
+        self.root_model = named_model or session.root_model
         self.numbers = numbers
         self.session = session
         self.max_depth = max_depth
@@ -76,11 +77,6 @@ class Queries:
             "rlm_query": self._ask_recursive_model,
             "rlm_query_batched": self._ask_recursive_model,
         }
-
-    @property
-    def root_model(self) -> Model:
-        """The model of this code's recursive queries."""
-        return self.named_model or self.session.root_model
 
     async def _ask_model(self, prompts: Any, **arguments: Any) -> list[dict[str, str]]:
         session, request = self.session, FlatRequest.read(prompts, **arguments)

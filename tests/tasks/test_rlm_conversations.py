@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import subprocess
 import sys
 from pathlib import Path
@@ -13,12 +14,14 @@ import pytest
 from rlm_batch import (
     BudgetExceeded,
     ConfigurationError,
+    PrepareError,
     QueryError,
     SessionAnswer,
     load_report,
     open_rlm,
 )
 from rlm_batch.flows.reporting.ledger_reader import open_run_ledger
+from rlm_batch.tasks.ledger.ledger import Ledger
 
 from ..infra.scripted_turns import MARK, format_turn
 from ..infra.waiting import wait_until
@@ -87,6 +90,69 @@ async def test_another_session_continues_with_the_messages_the_answers_and_the_s
     async with open_rlm(NAME, "local:none", **settings) as session:
         assert len(session.answers) == 4
         assert (await session.ask("how long is the history?")).value == [3, False]
+
+
+async def test_a_full_disk_and_a_failed_start_lose_no_message_and_leave_the_conversation_free(
+    chat: ChatServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The messages that could not be written are written with the next one."""
+    chat.script = lambda _: format_turn("SUBMIT(7)")
+    talk = tmp_path / "talk"
+    with pytest.raises(PrepareError):
+        await open_rlm(NAME, "local:none", results_path=talk, prepare="1 / 0").start()
+
+    def fail(ledger: Ledger, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async with open_rlm(NAME, "local:none", results_path=talk) as session:
+        with monkeypatch.context() as patch:
+            patch.setattr(Ledger, "write_line", fail)
+            with pytest.raises(OSError, match="No space left"):
+                await session.ask("first?")
+        await session.ask("second?")
+        before = get_messages(chat)
+    (part,) = talk.glob("part-*.jsonl")
+    with part.open("ab") as file:
+        file.write(b'{"version":1,"key":"open_rlm 1","at":')  # a kill has torn the last line
+    async with open_rlm(NAME, "local:none", results_path=talk) as session:
+        assert [answer.value for answer in session.answers] == [7]
+        await session.ask("third?")
+        after = get_messages(chat)
+    assert after[: len(before)] == before
+    assert [message["role"] for message in after] == ["user", "assistant", "user"]
+    assert "first?" in after[0]["content"]
+
+
+async def test_a_ledger_without_an_outcome_keeps_the_others_and_one_without_a_message_is_refused(
+    chat: ChatServer, tmp_path: Path
+) -> None:
+    numbers = iter("1234")
+    chat.script = lambda _: format_turn(f"SUBMIT({next(numbers)})")
+    talk = tmp_path / "talk"
+    async with open_rlm(NAME, "local:none", results_path=talk) as session:
+        for question in ("first?", "second?", "third?"):
+            await session.ask(question)
+    (part,) = talk.glob("part-*.jsonl")
+    lines = part.read_text().splitlines(keepends=True)
+    part.write_text("".join(line for line in lines if '"status":"succeeded"' not in line or "first?" not in line))
+    async with open_rlm(NAME, "local:none", results_path=talk) as session:
+        await session.ask("fourth?")
+    assert [outcome["answer"] for outcome in load_report(talk).results] == ["2", "3", "4"]
+    part.write_text("".join(line for line in lines if '"number":2' not in line))
+    with pytest.raises(ConfigurationError, match="a conversation without some of its lines"):
+        await open_rlm(NAME, "local:none", results_path=talk).start()
+    part.write_text("".join(line for line in lines if '"status":"state"' not in line))
+    with pytest.raises(ConfigurationError, match="has the results of a run"):
+        await open_rlm(NAME, "local:none", results_path=talk).start()
+
+
+async def test_cached_queries_are_not_paid_for_again_in_another_process(chat: ChatServer, tmp_path: Path) -> None:
+    chat.script = lambda request: format_turn("SUBMIT(llm_query('flat'))") if MARK in request.text else "yes"
+    for question in ("first?", "second?"):
+        async with open_rlm(NAME, "local:none", results_path=tmp_path / "talk", cache_queries=True) as session:
+            await session.ask(question)
+    assert [answer.queries.cached for answer in session.answers] == [0, 1]
+    assert chat.stats.answered == 3
 
 
 def ask_second(request: Request) -> Reply | str:
