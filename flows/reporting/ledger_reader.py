@@ -101,6 +101,12 @@ class LedgerReader:
         is_of_chunks = self.records[-1].flow == "rlm-chunks" and "chunk_id" not in meta.get("variables", {})
         return meta.get("is_reduction", False) or is_of_chunks
 
+    @property
+    def _has_reduction(self) -> bool:
+        """Whether the last run had a reduction. That of an earlier run may not have read all outcomes."""
+        origin = self.records[-1].origin
+        return origin is None or "reduce" in origin.code or "summarize" in origin.code
+
     def _is_in_run(self, line: LedgerLine) -> bool:
         """Return whether the last run has the line's group and repeat. An earlier run may have had more of them."""
         group, repeat = line.data["meta"].get("group", 0), line.data["meta"].get("repeat", 0)
@@ -123,7 +129,7 @@ class LedgerReader:
         reductions: list[LinePosition] = []
         for summary in sorted(by_key.values(), key=lambda summary: summary.written_at):
             if summary.is_reduction:
-                reductions = [summary.position]  # The latest counts.
+                reductions = [summary.position] if self._has_reduction else []  # The latest counts.
             elif summary.number is None:
                 unnumbered.append(summary.position)
             else:

@@ -94,6 +94,13 @@ async def test_a_resumed_run_summarizes_again_only_what_changed(tmp_path: Path) 
     assert load_report(str(tmp_path)).summary_fields["n"] == 3
 
 
+async def test_the_summary_of_an_earlier_run_is_not_that_of_a_later_run_without_one(tmp_path: Path) -> None:
+    await batch(CODE, ROWS[:1], summarize="SUBMIT(n=len(results))", results_path=str(tmp_path))
+    await batch(CODE, ROWS, results_path=str(tmp_path))
+    stored = load_report(str(tmp_path))
+    assert (len(stored), stored.reduction) == (len(ROWS), None)
+
+
 async def test_the_fields_of_a_check_are_summarized_and_only_executions_are_counted() -> None:
     summarize = "SUBMIT(rate=sum(row['passed'] for row in results) / len(results))"
     report = await batch(CODE, ROWS, check="SUBMIT(passed=submitted['said'] == label)", summarize=summarize)
