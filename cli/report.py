@@ -83,8 +83,11 @@ def report(
         readers = [replace(open_run(run), by=by) for run in runs]
         comparison = compare_runs(*readers)
         content = _show_comparison(readers, comparison, is_json=json)
-        write_table = partial(write_csv_rows, comparison.list_values(), raw=raw_csv)
-        _write_files([(html, "Report", partial(_write_page, content)), (csv, "CSV", write_table)], is_json=json)
+        exports: list[Export] = [
+            (html, "Report", lambda path: path.write_text(render_html(content), "utf-8", "replace")),
+            (csv, "CSV", partial(write_csv_rows, comparison.list_values(), raw=raw_csv)),
+        ]
+        _write_files(exports, is_json=json)
         return 0
     if not runs:
         last = find_last_run()
@@ -96,7 +99,7 @@ def report(
         return 0
     page = reader.ledger.path / "report.html" if html is None else Path(html).expanduser().absolute()
     _show_report(reader, page, output, shows_queries=show_queries)
-    exports: list[Export] = [
+    exports = [
         (csv, "CSV", partial(write_csv, reader, raw=raw_csv)),
         (parquet, "Parquet", partial(write_parquet, reader)),
         (messages, "Messages", partial(write_conversations, reader)),
@@ -175,10 +178,6 @@ def _show_comparison(readers: Sequence[LedgerReader], comparison: Comparison, *,
     omitted = len(comparison.pairs) + 1 - len(rows)
     notes = [f"--csv writes {omitted:,} more pairs."] if omitted else []
     return ReportContent("Comparison of A and B", "pair", figures, "Pairs", rows, notes)
-
-
-def _write_page(content: ReportContent, path: Path) -> None:
-    path.write_text(render_html(content), "utf-8", "replace")
 
 
 def _show_execution(reader: LedgerReader, number: int, *, is_json: bool) -> None:
