@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from .errors import CodeCrashed, OutcomeUnknown, PrepareError, SandboxLost, SandboxStartError
+from .errors import CodeCrashed, ConfigurationError, OutcomeUnknown, PrepareError, SandboxLost, SandboxStartError
 from .intake.calls import Call
 from .intake.collected_files import LOST, CollectedFiles
 from .intake.reports import Reports
@@ -472,8 +472,11 @@ def encode_value(name: str, value: Any) -> bytes:
 
     try:
         return encode_fields({"value": convert_value(value)})
+    except ConfigurationError as error:  # A table cannot become rows.
+        problem = error
     except Exception:  # noqa: BLE001 - methods of the object may raise anything
-        return encode_exception(TypeError(f"{name} returned no JSON: {problem}"))
+        pass
+    return encode_exception(TypeError(f"{name} returned no JSON: {problem}"))
 
 
 def encode_exception(error: BaseException) -> bytes:

@@ -482,7 +482,10 @@ def _describe_names(python: ModelPython, settings: RecursionSettings, queries: Q
         lines.append(VOLUME_NAMES)
     if interpreter.sandbox.mounts:
         lines.append(f"- Files and directories to read: {', '.join(interpreter.sandbox.mounts)}.")
-    descriptions = list(python.prepared_names)
+    if python.prepared_names:
+        lines.append("- Prepared names, which keep what your code sets:")
+        lines += ["  - " + text for text in python.prepared_names]
+    descriptions: list[str] = []
     for name, tool in interpreter.tools.items():
         if isinstance(tool, ToolValue):
             descriptions.append(f"`{name}`: {tool.description}")

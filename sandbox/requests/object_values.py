@@ -14,7 +14,7 @@ from .data_frames import list_table_rows
 
 def convert_value(value: Any) -> Any:
     """Convert a table to a list of rows, and another object like `convert_object`, with named tuples as dicts."""
-    rows = list_table_rows("the value", value)
+    rows = list_table_rows("value", value)
     return convert_object(value, is_returned=True) if rows is None else rows
 
 

@@ -110,12 +110,14 @@ async def test_objects_that_tools_return_become_json():
     code = f"SUBMIT([{', '.join(f'{name}()' for name in tools)}])"
     (result,) = await batch([code], tools=tools, provider="local:none")
     assert result.output == [expected for _, expected in RETURNED]
-    wrong: list[Any] = [object(), math.nan, {"a": open}]
+    indexed = pandas.DataFrame({"id": [1], "x": [2]}).set_index("id")
+    wrong: list[Any] = [object(), math.nan, {"a": open}, indexed]
     tools = {f"get_{number}": lambda value=value: value for number, value in enumerate(wrong)}
-    code = "said = []\nfor get in (get_0, get_1, get_2):\n    try: get()\n"
+    code = "said = []\nfor get in (get_0, get_1, get_2, get_3):\n    try: get()\n"
     code += "    except TypeError as error: said.append(str(error))\nSUBMIT(said)"
     (result,) = await batch([code], tools=tools, provider="local:none")
-    assert [text.partition(":")[0] for text in result.output] == [f"get_{n} returned no JSON" for n in range(3)]
+    assert [text.partition(":")[0] for text in result.output] == [f"get_{n} returned no JSON" for n in range(4)]
+    assert result.output[3].endswith("with the index id, which rows would lose: use value.reset_index()")
 
 
 @pytest.mark.parametrize("name", ["query", "context", "SUBMIT", "a b"])

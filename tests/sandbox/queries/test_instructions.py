@@ -100,6 +100,15 @@ async def test_without_volume_models_and_mounts_the_instructions_name_none(chat:
     assert [text for text in ("volume", "model=", "to read:", "`context`:") if text in instructions] == []
 
 
+async def test_prepared_names_keep_what_the_models_code_sets(chat: ChatServer) -> None:
+    turns = iter([format_turn("RATE = 2\nlimit = 3"), format_turn("SUBMIT([RATE, limit])")])
+    chat.script = lambda _: next(turns)
+    async with open_rlm(NAME, "local:none", prepare="RATE = 1", tools={"limit": 5}) as session:
+        assert (await session.ask("q?")).value == [2, 5]
+    instructions = chat.requests[0].messages[0]
+    assert "- Prepared names, which keep what your code sets:\n  - `RATE`: int\n- `limit`: an int." in instructions
+
+
 async def test_a_prepared_value_that_cannot_be_described_is_left_out(chat: ChatServer) -> None:
     prepare = (
         "class Wrong:\n    @property\n    def __class__(self): raise RuntimeError\n    __call__ = None\nx = Wrong()"
