@@ -14,11 +14,10 @@ def describe_tool(name: str, tool: Any, *, hides_defaults: bool = True) -> str:
     """
     if not callable(tool):
         return f"`{name}`: {type(tool).__name__}"
-    shown = "(...)"
     try:
         signature = inspect.signature(tool)
     except (TypeError, ValueError):
-        pass
+        shown = "(...)"
     else:
         parameters = list(signature.parameters.values())
         for index, parameter in enumerate(parameters):
