@@ -53,12 +53,12 @@ MAX_LABEL_CHARACTERS = 130
 def label_execution(noun: str, execution: Execution) -> str:
     """Return an execution's label: its number, for a trial also its variables, and for a chunk the chunk's id."""
     text = f"{noun} {execution.index}"
-    if noun == "trial" and not execution.is_reduction:
+    if execution.is_reduction:
+        text = "reduce" if noun == "chunk" else "summarize"
+    elif noun == "trial":
         text += f": {format_variables(execution.variables)}"
     elif noun == "chunk":
-        text = "reduce" if execution.is_reduction else f"chunk {escape_text(execution.variables['chunk_id'])}"
-    elif execution.is_reduction:
-        text = "summarize"
+        text = f"chunk {escape_text(execution.variables['chunk_id'])}"
     if len(text) > MAX_LABEL_CHARACTERS:
         text = f"{text[: MAX_LABEL_CHARACTERS - 3]}..."
     return text

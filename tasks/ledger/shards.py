@@ -291,9 +291,9 @@ class LazyOutcomes(Sequence[Outcome]):
     @overload
     def __getitem__(self, at: slice) -> Sequence[Outcome]: ...
     def __getitem__(self, at: int | slice) -> Outcome | Sequence[Outcome]:
-        positions = range(len(self))[at]
         if at == slice(None, -1):  # Reports leave the reduction out, and memory may not hold the others.
-            return LazyOutcomes(self._store, self._states, len(positions))
+            return LazyOutcomes(self._store, self._states, max(0, len(self) - 1))
+        positions = range(len(self))[at]
         if isinstance(positions, int):
             return self._load(positions)
         return [self._load(position) for position in positions]
