@@ -244,54 +244,44 @@ class RlmSession:
             source = self._source if new_source is None else new_source
             self._context = await self._load_context(interpreter, sandbox, source)
             self._source = source
-        index, ledger = self._question_count, self._ledger
+        index = self._question_count
         queries = sandbox.make_queries(interpreter, index)
         session = queries.session
-        if ledger is not None:
+        if sandbox.ledger is not None:
             shares = session.cache is not None  # with `cache_queries`
-            session.cache = ledger.begin_question(index, query, lambda: session.budget.usage, shares=shares)
+            session.cache = sandbox.ledger.begin_question(index, query, lambda: session.budget.usage, shares=shares)
         session.set_deadline(self._timeout if timeout is None else timeout)
-        text: str | None = None  # the answer; None if the question failed or was cancelled
-        error: RlmBatchError | None = None
+        answer: str | RlmBatchError = NotRun("the question was cancelled")  # the answer's text, or why there is none
         try:
-            text, _ = await queries.ask(query, self._context, conversation.answer)
-        except RlmBatchError as failure:
-            error = failure
+            answer, _ = await queries.ask(query, self._context, conversation.answer)
+        except RlmBatchError as error:
+            answer = error
         finally:
-            self._add_answer(session, ledger, query, text, error)
+            self._add_answer(sandbox, session, query, answer)
         if session.listener_error is not None:  # The listener's own error says more.
             raise session.listener_error
-        if error is not None:
-            raise error
+        if isinstance(answer, RlmBatchError):
+            raise answer
         return self.answers[-1]
 
     def _add_answer(
-        self,
-        session: QuerySession,
-        ledger: ConversationLedger | None,
-        query: str,
-        text: str | None,
-        error: RlmBatchError | None,
+        self, sandbox: _SessionSandbox, session: QuerySession, query: str, answer: str | RlmBatchError
     ) -> None:
-        """Add the answer to a question to `answers` and to the ledger. Without a text there is no answer."""
-        queries, record = session.summarize(), session.queries[0] if session.queries else None
+        """Add the answer to a question, or its error, to `answers` and to the ledger."""
         meta = Meta(
             index=self._question_count,
             variables={"query": query},
-            provider="" if self._sandbox is None else self._sandbox.entry.name,
-            submitted=text is not None,
-            queries=queries,
-            seconds=0.0 if record is None else record.seconds,
+            provider=sandbox.entry.name,
+            submitted=isinstance(answer, str),
+            queries=session.summarize(),
+            seconds=session.queries[0].seconds,
             ended_at=time.time(),
         )
-        if text is None:
-            outcome = Failure(error or NotRun("the question was cancelled"), meta)
-        else:
-            outcome = Result({"answer": text}, meta)
+        outcome = Result({"answer": answer}, meta) if isinstance(answer, str) else Failure(answer, meta)
         self.answers.append(self._read_answer(outcome))
         self._question_count += 1
-        if ledger is not None:
-            ledger.write_outcome(outcome)
+        if sandbox.ledger is not None:
+            sandbox.ledger.write_outcome(outcome)
 
     def _read_answer(self, outcome: Outcome) -> SessionAnswer:
         """Return the answer in the outcome of a question."""
@@ -319,7 +309,7 @@ class _SessionSandbox(ProviderSandboxes, AsyncInterpreter):
     """The sandbox and the model of a session."""
 
     is_recursive = True
-    ledger: ConversationLedger | None = None  # gets the turns
+    ledger: ConversationLedger | None = None  # gets the turns, also if the session is shut down meanwhile
 
     def __init__(self, provider: SandboxProvider, settings: RecursionSettings, keywords: dict[str, Any]) -> None:
         self.entry = PROVIDERS[provider.provider_name]
