@@ -27,7 +27,7 @@ def aggregate_group(
     such as `loss.std`. Bools count as 0 and 1, and None does not count. Another field has its value if all results
     agree, otherwise the list of their values. The meta has the group's number as its index, the aggregates of the
     seconds, and the greatest peak of memory. If all repeats failed, the outcome is a failure with the first error.
-    Repeats that did not run to the end are left out, unless none did.
+    Repeats that did not run to the end are left out, unless none did, and the last reports of pruned trials always.
 
     If each `passed` is true or false, repeats without it did not pass. `passed.sum` is the number of those that passed,
     and `pass@1`, `pass@2` and so on are the estimates of pass@k. With `is_evaluation`, they are there even if all
@@ -36,7 +36,7 @@ def aggregate_group(
     finished = [outcome for outcome in outcomes if get_status(outcome) != "unfinished"]
     counted = finished or outcomes
     meta = _merge_metas([outcome.meta for outcome in counted], group, spec)
-    results = [outcome for outcome in counted if isinstance(outcome, Result)]
+    results = [outcome for outcome in counted if isinstance(outcome, Result) and not outcome.meta.pruned]
     is_evaluation = is_evaluation and bool(finished)
     if isinstance(counted[0], Failure) and not results and not is_evaluation:
         return Failure(counted[0].error, meta)
@@ -135,6 +135,7 @@ def _merge_metas(metas: Sequence[Meta], group: int, spec: ReportSpec) -> Meta:
         cpu_seconds=aggregate_numbers(cpu_seconds, spec.aggregate) if cpu_seconds else None,
         peak_mib=max(peaks) if peaks else None,
         exited=all(meta.exited for meta in metas),
+        pruned=all(meta.pruned for meta in metas),
         ended_at=max(ended_times, default=None),
     )
 

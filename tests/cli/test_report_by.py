@@ -84,6 +84,16 @@ def test_whole_numbers_name_the_same_input_as_integers_and_floats() -> None:
     assert frame[["x", "y.count"]].values.tolist() == [[1, 2], [True, 1], [math.inf, 1]]
 
 
+def test_the_last_report_of_a_pruned_trial_does_not_count() -> None:
+    trials: list[Outcome] = [
+        Result({"loss": loss}, Meta(index, {"lr": lr}, pruned=is_pruned))
+        for index, (lr, loss, is_pruned) in enumerate([(1, 2.0, False), (1, 9.0, True), (2, 7.0, True)])
+    ]
+    frame = make_report(trials, objectives=(Objective("loss"),)).to_dataframe(by="lr")
+    assert frame["pruned"].tolist() == [False, True]
+    assert frame["loss"].tolist() == pytest.approx([2.0, math.nan], nan_ok=True)
+
+
 def test_numbers_of_passed_tests_are_no_verdicts() -> None:
     outcomes: list[Outcome] = [Result({"passed": count}, Meta(count, {"task": 0})) for count in range(4)]
     (row,) = make_report(outcomes).to_dataframe(by="task").to_dict("records")
