@@ -138,6 +138,6 @@ async def test_another_limit_of_turns_keeps_the_earlier_results(chat: ChatServer
 async def test_a_conversation_refuses_the_results_of_a_run(chat, tmp_path):
     chat.script = lambda _: format_turn("SUBMIT(1)")
     await rlm("q", NAME, results_path=tmp_path / "run")
-    with pytest.raises(ConfigurationError, match="has the results of a run and no conversation"):
+    with pytest.raises(ConfigurationError, match="has the results of a run, or a conversation"):
         async with open_rlm(NAME, results_path=tmp_path / "run"):
             pass
