@@ -137,7 +137,7 @@ async def test_a_ledger_without_an_outcome_keeps_the_others_and_one_without_a_me
     part.write_text("".join(line for line in lines if '"status":"succeeded"' not in line or "first?" not in line))
     async with open_rlm(NAME, "local:none", results_path=talk) as session:
         await session.ask("fourth?")
-    assert [outcome["answer"] for outcome in load_report(talk).results] == ["2", "3", "4"]
+    assert [outcome["answer"] for outcome in load_report(str(talk)).results] == ["2", "3", "4"]
     part.write_text("".join(line for line in lines if '"number":2' not in line))
     with pytest.raises(ConfigurationError, match="a conversation without some of its lines"):
         await open_rlm(NAME, "local:none", results_path=talk).start()
@@ -194,7 +194,7 @@ def test_after_a_kill_in_a_turn_the_conversation_has_the_turns_before_it(
     assert "print(words)" in roles_and_texts[3][1]
     assert roles_and_texts[4][1].startswith("['a', 'b', 'c']")
     assert roles_and_texts[-1][1].startswith("Your work on this question was stopped before you had an answer.")
-    report = load_report(talk)
+    report = load_report(str(talk))
     assert [outcome["answer"] for outcome in report.results] == ["3", "a is better"]
     assert report.results[1].meta.provider == "local"
     record = open_run_ledger(str(talk)).records[-1]
