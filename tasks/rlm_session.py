@@ -251,7 +251,7 @@ class RlmSession:
             shares = session.cache is not None  # with `cache_queries`
             session.cache = sandbox.ledger.begin_question(index, query, lambda: session.budget.usage, shares=shares)
         session.set_deadline(self._timeout if timeout is None else timeout)
-        answer: str | RlmBatchError = NotRun("the question was cancelled")  # the answer's text, or why there is none
+        answer: str | RlmBatchError = NotRun("the question was cancelled")  # the answer's text, or the error
         try:
             answer, _ = await queries.ask(query, self._context, conversation.answer)
         except RlmBatchError as error:

@@ -56,7 +56,7 @@ def _complete_origin(origin: Origin, run: Run) -> None:
 
 def _make_mask(run: Run, options: dict[str, Any]) -> CredentialMask:
     """Return a mask of the secrets in the options, in the blocks of the provider and the models, and in the command."""
-    names = options.pop("secrets", None) or ()  # The names of secrets are none.
+    names = options.pop("secrets", None) or ()  # A name of a secret is not secret itself.
     models = [] if run.model_access is None else run.model_access.list_settings()
     pairs = [pair for pair in itertools.pairwise(sys.argv) if pair[0].startswith("-")]
     pairs += [tuple(word.split(mark, 1)) for mark in "=:" for word in sys.argv if mark in word]

@@ -103,7 +103,7 @@ class LedgerReader:
 
     @property
     def _has_reduction(self) -> bool:
-        """Whether the last run had a reduction. That of an earlier run may not have read all outcomes."""
+        """Return whether the last run had a reduction; one of an earlier run may not have read all outcomes."""
         origin = self.records[-1].origin
         return origin is None or "reduce" in origin.code or "summarize" in origin.code
 

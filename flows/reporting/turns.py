@@ -1,4 +1,4 @@
-"""What language models did in a run: questions with their turns, and the queries that the code of each turn asked.
+"""The work of language models in a run: questions with their turns, and the queries of each turn's code.
 
 The outcomes have the turns and the beginnings of prompts and answers. The requests of a run with `record="full"` have
 whole prompts and answers, also of the queries that the outcomes only count.

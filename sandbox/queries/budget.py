@@ -235,7 +235,7 @@ class Budget:
         ]
 
     def _list_kept(self, maximum: Estimate, last_turn: LastTurn | None) -> list[Estimate]:
-        """Return the expected usage of the last turns that a call has to leave: of other models, and of its own."""
+        """Return the expected usage of the last turns, of this model and of others, that a call must leave possible."""
         if last_turn is not None and last_turn.is_due:
             return []  # This call was itself kept.
         kept = [other.maximum for other in self.kept if other is not last_turn] + self._kept_elsewhere

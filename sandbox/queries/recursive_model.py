@@ -184,7 +184,7 @@ class Conversation:
         # The number of messages and of tokens of the last prompt. The tokens of later messages are estimated.
         self._counted_messages = self._counted_tokens = 0
         self._last_turn = LastTurn()  # kept in the budget for the present question
-        self._budget_error: BudgetExceeded | None = None  # why the last turn has come before the turns were used up
+        self._budget_error: BudgetExceeded | None = None  # why the last turn came before `max_turns`
         if self._state.history:
             self.move_to(interpreter)
 

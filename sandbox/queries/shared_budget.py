@@ -24,7 +24,7 @@ MAX_IDLE_SECONDS = 3600.0  # A run on another machine, or before a reboot, count
 
 
 class _Run(BaseModel):
-    """What a run has taken from the budget and not yet used. `process` is the identity of its process."""
+    """The part of the budget that a run has reserved and not yet used. `process` identifies the run's process."""
 
     process: str
     changed_at: float
@@ -92,7 +92,7 @@ class Budget:
 
 
 class SharedBudget(RunBudget):
-    """One run's view of a shared budget. Raises ConfigurationError if the file is none."""
+    """One run's view of a shared budget. Raises ConfigurationError if the file is not a budget."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()

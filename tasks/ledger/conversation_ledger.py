@@ -47,7 +47,7 @@ class ConversationLedger:
     def __init__(self, path: PathOrLocation, provider: str) -> None:
         """Lock the conversation, and read it.
 
-        Raises ConfigurationError if another process has the conversation, or if the ledger has none or only a part.
+        Raises ConfigurationError if another process has the conversation, or the ledger lacks a part of it.
         Raises OSError if a location cannot be read.
         """
         self._answers = AnswerLedger(path, None)

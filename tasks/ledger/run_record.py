@@ -97,7 +97,7 @@ class ReportSpec:
 
 @dataclass(slots=True)
 class Origin:
-    """How a run was made. `[...]` replaces the values of secrets."""
+    """The code, options, versions and command that made a run. `[...]` replaces the values of secrets."""
 
     parameters: dict[str, Any]  # as the Prefect server has them
     sandbox: dict[str, Any]  # the settings of sandboxes and models that are in the keys of results

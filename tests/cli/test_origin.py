@@ -1,4 +1,4 @@
-"""How a run was made: its record and its page say it, without secrets, and rerun needs no server for it."""
+"""The record and the page of a run say how it was made, without secrets, and rerun needs no server for it."""
 
 import asyncio
 import html
