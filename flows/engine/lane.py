@@ -81,7 +81,7 @@ class Lane:
         self._slot: Slot | None = None
         self._permit: Permit | None = None  # the permit of the open sandbox, or of the next one
         self._sandbox: _LaneSandbox | None = None
-        self._tools = {
+        self._tools: dict[str, Any] = {
             name: self._count_calls(name, tool) if callable(tool) else tool for name, tool in run.tools.items()
         }
         self._tool_calls: Counter[str] = Counter()  # calls in the current execution

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # run with other limits asks again.
 LIMITS = re.compile(
     r"You have \d+ turns(, and at most \d+ calls of models in all, your own turns included)?\."
-    r"( The code of a turn may run for \S+ s, not counting what it waits for queries\.)?"
+    r"( The code of a turn may run for \S+ s, without waits for queries and tools\.)?"
     r"|Turns left: \d+\."
 )
 

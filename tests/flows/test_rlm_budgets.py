@@ -217,7 +217,7 @@ async def test_more_turns_calls_or_dollars_pay_for_nothing_twice(chat, tmp_path,
     kept: list[int] = []
     for raised in (
         {},
-        {"max_turns": 4},
+        {"max_turns": 4, "turn_timeout": 90},
         {"max_turns": 30, "max_llm_calls": 14},
         {"max_llm_calls": 80, "max_cost": 0.06},
         {"max_cost": 1.0},

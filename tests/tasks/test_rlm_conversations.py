@@ -21,6 +21,7 @@ from rlm_batch import (
     open_rlm,
 )
 from rlm_batch.flows.reporting.ledger_reader import open_run_ledger
+from rlm_batch.sandbox.queries.budget import Usage
 from rlm_batch.tasks.ledger.ledger import Ledger
 
 from ..infra.scripted_turns import MARK, format_turn
@@ -169,6 +170,13 @@ def ask_second(request: Request) -> Reply | str:
     return format_turn("SUBMIT(llm_query('which is better, a or b'))")
 
 
+def count_total(talk: Path) -> Usage:
+    """Return the usage of all attempts that the report of the conversation counts."""
+    usage = open_run_ledger(str(talk)).summarize().total_usage
+    assert usage is not None
+    return usage
+
+
 async def ask_again(talk: Path) -> SessionAnswer:
     """Continue the conversation of PROGRAM."""
     async with open_rlm(NAME, "local:none", context="a b c", results_path=talk) as session:
@@ -183,7 +191,7 @@ def test_after_a_kill_in_a_turn_the_conversation_has_the_turns_before_it(
     chat.script, talk = ask_second, tmp_path / "talk"
     with subprocess.Popen([sys.executable, "-c", PROGRAM, str(talk)], env=own_temporary_folder) as process:
         wait_until(lambda: chat.stats.requests == 5 and chat.stats.answered == 4)
-        wait_until(lambda: open_run_ledger(str(talk)).summarize().total_usage.calls == 4)
+        wait_until(lambda: count_total(talk).calls == 4)
         with pytest.raises(ConfigurationError, match=f"another process has the conversation in {talk}"):
             asyncio.run(ask_again(talk))
         process.kill()
@@ -199,5 +207,5 @@ def test_after_a_kill_in_a_turn_the_conversation_has_the_turns_before_it(
     assert report.results[1].meta.provider == "local"
     record = open_run_ledger(str(talk)).records[-1]
     assert (record.total, record.succeeded, record.failed) == (2, 2, 0)
-    total = open_run_ledger(str(talk)).summarize().total_usage
+    total = count_total(talk)
     assert (total.calls, total.prompt_tokens) == (chat.stats.answered, chat.stats.prompt_tokens)
