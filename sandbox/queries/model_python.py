@@ -33,9 +33,9 @@ LOST_NAMES = "The process of your code ended, so its names are gone, except for 
 KEPT_NAMES = "The names that your code defined before are kept."
 MAX_PREPARED_NAMES = 100  # names of `prepare` that the model sees; `from module import *` may define more
 # Code that describes each name of `prepare`: its type, or the signature and the purpose of a function or a class.
-LIST_NAMES = f"""
+LIST_NAMES = """
 _found = [(name, value) for name, value in globals().items() if name[0] != "_" and name not in _known_names]
-{inspect.getsource(tool_docs)}
+{describe_tool}
 SUBMIT([describe_tool(name, value, hides_defaults=False).partition("\\n")[0] for name, value in _found])
 """
 WRONG_TYPE = "SUBMIT did not take this answer: {problem}. The answer has to be {type}. Call SUBMIT again."
@@ -77,7 +77,7 @@ class ModelPython:
         known_names = [*PROVIDED_NAMES, *self.interpreter.tools]
         try:
             result = await self.interpreter.execute(
-                LIST_NAMES,
+                LIST_NAMES.replace("{describe_tool}", inspect.getsource(tool_docs)),
                 {"_known_names": known_names},
                 timeout=self._queries.session.check_seconds_left(),
                 index=self._queries.numbers,

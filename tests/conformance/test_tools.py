@@ -138,7 +138,7 @@ async def test_an_error_in_a_tool_is_raised_in_the_code(run: Run) -> None:
 
 
 async def test_an_invalid_argument_raises_an_error_that_names_the_tool(run: Run) -> None:
-    values = [object(), b"x", float("nan"), {1: 2}, {3}, "\ud800", 10**5000]
+    values = [object(), b"\xff", float("nan"), "\ud800", 10**5000]
     code = """
         def said(kind, call):
             try:
@@ -148,7 +148,7 @@ async def test_an_invalid_argument_raises_an_error_that_names_the_tool(run: Run)
         values = (object(), b"x", float("nan"), {1: 2}, {3}, chr(0xD800), 10 ** 5000)
         given = [said(TypeError, lambda: take(value)) for value in values]
         given += [said(TypeError, lambda: take(v=[value])) for value in values]
-        returned = [said(TypeError, lambda: give(i)) for i in range(7)]
+        returned = [said(TypeError, lambda: give(i)) for i in range(5)]
         many = [said(ValueError, lambda: take(*range(1001)))]
         many += [said(ValueError, lambda: take(**{f"x{i}": i for i in range(1001)}))]
         wrong = said(TypeError, lambda: give())

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import subprocess
 import sys
 import uuid
@@ -64,7 +65,7 @@ async def test_results_of_a_version_that_ignored_the_environment_run_again_with_
     options: Any = {"results_path": str(tmp_path), "provider_options": {"environment": {"STAGE": "a"}}}
     await batch([CODE], **options)
     (record,) = tmp_path.glob("run-*.json")
-    record.write_text(record.read_text().replace('"key_version": 2, ', ""))
+    record.write_text(re.sub(r'"key_version": \d+, ', "", record.read_text()))
     for expected_count in (1, 1):  # The next run after it has new keys.
         await batch([CODE], **options)
         warnings = [text for text in caplog.messages if "a version that ignored `environment`" in text]

@@ -54,7 +54,7 @@ PROMISES = {
     "`load_from_volume(path)`": "load_from_volume('a.txt') == 'saved'",
     "`list_volume()`": "list_volume() == ['a.txt']",
     "`VOLUME` is the volume's directory": "open(VOLUME + '/a.txt').read() == 'saved'",
-    "Files and directories to read: /sets/one": "open('/sets/one/rows.csv').read() == 'id'",
+    "Files and directories to read: {folder}": "open('{folder}/rows.csv').read() == 'id'",
     "- `RATES`: dict": "isinstance(RATES, dict)",
     "- `decimal`: module": "decimal.__name__ == 'decimal'",
     "- `js`: module": "js.loads('1') == 1",
@@ -74,16 +74,18 @@ async def test_what_the_instructions_say_is_what_code_finds(
     monkeypatch.setenv("RLM_BATCH_VOLUMES", str(tmp_path / "volumes"))
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "rows.csv").write_text("id")
-    code = f"wrong = [text for text in {list(PROMISES.values())} if not eval(text)]\nSUBMIT(wrong)"
+    folder = str(tmp_path / "set")
+    checks = [code.replace("{folder}", folder) for code in PROMISES.values()]
+    code = f"wrong = [text for text in {checks} if not eval(text)]\nSUBMIT(wrong)"
     turns = iter([format_turn(code), format_turn("help(find_orders)"), format_turn("SUBMIT([])")])
     chat.script = lambda request: next(turns) if "You answer" in request.text else f"from {request.model}"
     options: dict[str, Any] = {"tools": {"find_orders": find_orders}, "models": {"small": "openai/gpt-4o"}}
-    options |= {"prepare": PREPARE, "mounts": {"/sets/one": str(tmp_path / "set")}, "output_type": list[str]}
+    options |= {"prepare": PREPARE, "mounts": {folder: folder}, "output_type": list[str]}
     async with open_rlm(NAME, LocalSandbox(volume_name="kept"), context="abc", **options) as session:
         answer = await session.ask("which?")
         assert answer.value == []
         instructions = chat.requests[0].messages[0]
-        assert [text for text in PROMISES if text not in instructions] == []
+        assert [text for text in PROMISES if text.replace("{folder}", folder) not in instructions] == []
         names = set(re.findall(r"- `(\w+)", instructions))
         assert not names & {"_hidden", "_inspect", "report", "display", "_known_names"}
         await session.ask("again?")
